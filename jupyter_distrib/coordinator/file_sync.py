@@ -31,9 +31,13 @@ SLOW_S = 0.2
 PART_BYTES = 1 << 20
 """Size of the files that are sent to a node at a time; a file is not divided."""
 
-Stamp = tuple[int, int]
-FilePart = tuple[Sequence[tuple[str, int, bytes]], Sequence[str]]
-"""Name, modification time and content of some files, and names of files that are gone."""
+Stamp = tuple[int, int, bool]
+"""Modification time and size of a file, and whether its owner may execute it."""
+CopiedFile = tuple[str, int, bool, bytes]
+"""Name, modification time, whether it is executable, and content. A name that ends with `/` is that of an empty
+folder."""
+FilePart = tuple[Sequence[CopiedFile], Sequence[str]]
+"""Some files, and names of files that are gone."""
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 """Names in every virtual environment, and in every one of conda."""
@@ -62,16 +66,19 @@ class FileSync:
         self._compared: Found | None = None
         """The files that the node was last compared with, if it has all of them."""
 
-    def changes(self, folder: Found) -> tuple[list[tuple[str, int, bytes]], list[str]]:
+    def changes(self, folder: Found) -> tuple[list[CopiedFile], list[str]]:
         """Return files that are new or changed, and names of files that are gone."""
         if folder is self._compared:
             return [], []
         files, unread = [], []
         for name, (full, stamp) in folder.files.items():
             if self._known.get(name) != stamp:
+                if name.endswith("/"):
+                    files.append((name, 0, False, b""))
+                    continue
                 try:
                     with record_file.opened(full, through_links=True) as file:
-                        files.append((name, stamp[0], file.read(FILE_LIMIT_BYTES)))  # it may be growing
+                        files.append((name, stamp[0], stamp[2], file.read(FILE_LIMIT_BYTES)))  # it may be growing
                 except OSError:  # gone or not readable: a rank that needs the file will say so
                     unread.append(name)
         gone = [name for name in self._known if name not in folder.files]
@@ -87,15 +94,15 @@ class FileSync:
             self._compared = None
 
 
-def parts(files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[FilePart]:
+def parts(files: Sequence[CopiedFile], gone: Sequence[str]) -> list[FilePart]:
     """Return files in parts, at least one; the names of files that are gone are in the first."""
-    divided: list[list[tuple[str, int, bytes]]] = [[]]
+    divided: list[list[CopiedFile]] = [[]]
     size_bytes = 0
     for file in files:
-        size_bytes += len(file[2])
+        size_bytes += len(file[3])
         if size_bytes > PART_BYTES and divided[-1]:
             divided.append([])
-            size_bytes = len(file[2])
+            size_bytes = len(file[3])
         divided[-1].append(file)
     return [(part, () if number else gone) for number, part in enumerate(divided)]
 
@@ -106,7 +113,7 @@ def own_files(folder: str) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _LEFT_OUT]
         for name in files:
             if not name.startswith("."):
-                yield os.path.relpath(os.path.join(inside, name), folder)
+                yield os.path.join(inside, name)[len(folder) + 1 :]
 
 
 def directory(hello: m.Hello) -> str:
@@ -159,6 +166,8 @@ class ProjectFiles:
         for number, folder in enumerate(dict.fromkeys((directory, *path))):
             for inside, entries in self._listings.walk(folder):
                 prefix = f"{number}/{inside}"
+                if number == 0 and inside and not entries and _is_empty(full := os.path.join(folder, inside)):
+                    files[prefix] = (full, (0, 0, False))
                 for name, full in entries:
                     try:
                         info = os.stat(full)
@@ -172,11 +181,18 @@ class ProjectFiles:
                             largest = max(largest, (size, full))
                         continue
                     total += size
-                    if len(files) == COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
+                    if len(files) >= COUNT_LIMIT or total > TOTAL_LIMIT_BYTES:
                         too_many = _too_many(folder, is_of_notebook=number == 0)
                         return Found(files, f"{too_many} {_too_large(*largest)}".rstrip())
-                    files[prefix + name] = (full, (info.st_mtime_ns, size))
+                    files[prefix + name] = (full, _stamp(info))
         return Found(files, _too_large(*largest))
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        return not os.listdir(folder)
+    except OSError:
+        return False
 
 
 def _is_in_package(folder: str, inside: str) -> bool:
@@ -287,7 +303,11 @@ def file_stamp(path: str) -> Stamp | None:
         info = os.stat(path)
     except OSError:
         return None
-    return info.st_mtime_ns, info.st_size
+    return _stamp(info)
+
+
+def _stamp(info: os.stat_result) -> Stamp:
+    return info.st_mtime_ns, info.st_size, bool(info.st_mode & stat.S_IXUSR)
 
 
 class FolderListings:

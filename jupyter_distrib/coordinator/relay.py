@@ -17,6 +17,7 @@ import platform
 import shutil
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from jupyter_distrib.coordinator.file_sync import COUNT_LIMIT, Stamp, file_stamp, own_files
+from jupyter_distrib.coordinator.file_sync import COUNT_LIMIT, CopiedFile, Stamp, file_stamp, own_files
 from jupyter_distrib.coordinator.node_agent import IDLE_S, KEPT_S, SHARED, SOCKET, NodeAgent, running_agent
 from jupyter_distrib.coordinator.node_segments import StoredSegments
 from jupyter_distrib.coordinator.relay_inbox import Answer, RelayInbox
@@ -39,8 +40,9 @@ from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of, peer_
 
 WELCOME_S = 5.0
 """Seconds to wait for an existing agent to answer before another one is started."""
-_NEW: Stamp = (-1, -1)
+_NEW: Stamp = (-1, -1, False)
 """The stamp of a file that was not brought."""
+_PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 
 class Relay:
@@ -154,7 +156,7 @@ class Relay:
 
     # ------------------------------------------------------------------------------------------------ to the agent
 
-    def bring(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[tuple[str, str]]:
+    def bring(self, files: Sequence[CopiedFile], gone: Sequence[str]) -> list[tuple[str, str]]:
         """Bring the notebook's files to this node; see `ProjectCopy.update`."""
         return self._project.update(files, gone)
 
@@ -241,7 +243,8 @@ class Relay:
             with Descriptors(fds):
                 content = self._content_of(fds[0]) if fds else None
             if self._project.used and kind_of(frame) == "Ended":
-                self._tell_what_was_written(frame)
+                with suppress(Exception):  # a note must not keep the end of a run from being passed on
+                    self._tell_what_was_written(frame)
             self._inbox.put(frame, content, more=self._link.has_frame)
 
     def _tell_what_was_written(self, frame: bytes) -> None:
@@ -387,20 +390,24 @@ class ProjectCopy:
         self.used = False
         """Whether cells run in this copy, rather than in the notebook's folder."""
 
-    def update(self, files: Sequence[tuple[str, int, bytes]], gone: Sequence[str]) -> list[tuple[str, str]]:
-        """Write files that have changed, given by path, time of change and content, and remove files that are gone.
-        Returns the files that could not be written, with the reasons. From now on cells run in this copy."""
+    def update(self, files: Sequence[CopiedFile], gone: Sequence[str]) -> list[tuple[str, str]]:
+        """Write files that have changed, and make empty folders; remove what is gone. Returns the files that could
+        not be written, with the reasons. From now on cells run in this copy."""
         self.used = True
         failed = []
         with self._lock:
             for name in gone:
                 self._remove(self._folder / name)
                 self._known.pop(name, None)
-            for name, mtime_ns, content in files:
+            for name, mtime_ns, is_executable, content in files:
                 path = self._folder / name
                 try:
+                    if name.endswith("/"):
+                        path.mkdir(parents=True, exist_ok=True)
+                        continue
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content)
+                    path.chmod(_PRIVATE | (stat.S_IXUSR if is_executable else 0))
                     os.utime(path, ns=(mtime_ns, mtime_ns))  # a changed module is imported again
                 except OSError as error:
                     failed.append((name, reason(error)))
@@ -422,6 +429,8 @@ class ProjectCopy:
     def _remove(self, path: Path) -> None:
         """Remove a file, and its folders as far as they are empty then: a file may be where a folder was."""
         with suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                return path.rmdir()
             path.unlink(missing_ok=True)
             while (path := path.parent).parent != self._folder:
                 path.rmdir()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from jupyter_distrib.agent.ranks.log_file import LogFile
 from jupyter_distrib.coordinator import file_sync
 from jupyter_distrib.coordinator.engine import Channel, ContentPart, Receive, Reservation, Transfer
-from jupyter_distrib.coordinator.file_sync import FilePart, FileSync
+from jupyter_distrib.coordinator.file_sync import CopiedFile, FilePart, FileSync
 from jupyter_distrib.coordinator.node_segments import HeldSegments
 from jupyter_distrib.coordinator.relay_inbox import Answer, Entry, opened
 from jupyter_distrib.serialization import shared_memory
@@ -236,7 +236,7 @@ class RemoteNode:
         folder = self._delivery.files_for(command)
         files, gone = known.changes(folder)
         first, self._has_files = not self._has_files, True
-        if (size_bytes := sum(len(content) for _, _, content in files)) > SAID_BYTES:
+        if (size_bytes := sum(len(content) for *_, content in files)) > SAID_BYTES:
             text = f"{len(files)} of the notebook's files ({size(size_bytes)}) are copied to each node that lacks them."
             self._delivery.send_note_once(command.run, text, self._holder.send_note)
         self._delivery.send_note_once(command.run, folder.left_out, self._holder.send_note)
@@ -248,13 +248,13 @@ class RemoteNode:
         files, gone = held.files.pop(0)
         self._call("bring", files, gone, then=lambda future: self._copied(held, files, future))
 
-    def _copied(self, held: _Held, files: Sequence[tuple[str, int, bytes]], future: Future[Any]) -> None:
+    def _copied(self, held: _Held, files: Sequence[CopiedFile], future: Future[Any]) -> None:
         assert self._file_sync is not None
         engine = self._delivery.reservation
         try:
             failed = future.result()
         except Exception as error:  # noqa: BLE001 - engines raise all kinds
-            failed = [(name, engine.cause(error)) for name, _, _ in files]
+            failed = [(name, engine.cause(error)) for name, *_ in files]
             if not engine.was_raised_on_node(error):  # the node is out of reach, which its listener says
                 held.files.insert(0, (files, ()))
                 self._forget(held)
@@ -272,7 +272,7 @@ class RemoteNode:
     def _forget(self, held: _Held) -> None:
         """Leave the files that have not been sent to the next cell."""
         if self._file_sync is not None:
-            self._file_sync.forget([name for files, _ in held.files for name, _, _ in files])
+            self._file_sync.forget([name for files, _ in held.files for name, *_ in files])
         held.files.clear()
 
     def _report(self, held: _Held) -> None:

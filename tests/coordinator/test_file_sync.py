@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_distrib.coordinator import file_sync
-from jupyter_distrib.coordinator.file_sync import FileSync, Found, ProjectFiles, is_shared
+from jupyter_distrib.coordinator import file_sync, relay
+from jupyter_distrib.coordinator.file_sync import CopiedFile, FileSync, Found, ProjectFiles, is_shared
 from jupyter_distrib.coordinator.relay import stamp
 
 
@@ -18,8 +18,8 @@ def look(directory: str, path: list[str]) -> Found:
     return ProjectFiles().scan(directory, path)
 
 
-def names(files: list[tuple[str, int, bytes]]) -> list[str]:
-    return [name for name, _, _ in files]
+def names(files: list[CopiedFile]) -> list[str]:
+    return [name for name, *_ in files]
 
 
 def test_only_what_has_changed_travels_again(tmp_path: Path) -> None:
@@ -31,14 +31,36 @@ def test_only_what_has_changed_travels_again(tmp_path: Path) -> None:
     (library / "deep" / "tools.py").write_text("b = 2")
     here = FileSync()
     files, gone = here.changes(look(str(notebook), [str(notebook), str(library)]))
-    assert (sorted(names(files)), gone) == (["0/gone.py", "0/utils.py", "1/deep/tools.py"], [])
+    assert (sorted(names(files)), gone) == (["0/deep/", "0/gone.py", "0/utils.py", "1/deep/tools.py"], [])
     assert here.changes(look(str(notebook), [str(notebook), str(library)])) == ([], [])
 
     (notebook / "utils.py").write_text("a = 10")
     (notebook / "gone.py").unlink()
-    [(name, mtime_ns, content)], gone = here.changes(look(str(notebook), [str(notebook), str(library)]))
+    [(name, mtime_ns, _, content)], gone = here.changes(look(str(notebook), [str(notebook), str(library)]))
     assert (name, content, gone) == ("0/utils.py", b"a = 10", ["0/gone.py"])
     assert mtime_ns == os.stat(notebook / "utils.py").st_mtime_ns
+
+
+def test_empty_folders_and_the_right_to_execute_travel_too(tmp_path: Path) -> None:
+    """A cell may write into such a folder, or start such a program."""
+    (tmp_path / "empty" / "inside").mkdir(parents=True)
+    for name in ("tool.sh", "data/large.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    os.truncate(tmp_path / "data" / "large.bin", file_sync.FILE_LIMIT_BYTES + 1)
+    node, copy = FileSync(), relay.ProjectCopy(tmp_path.parent / "copy")
+    tool, empty = tmp_path.parent / "copy/0/tool.sh", tmp_path.parent / "copy/0/empty/inside"
+
+    assert copy.update(*node.changes(look(str(tmp_path), []))) == []
+    assert empty.is_dir()
+    assert not (tmp_path.parent / "copy/0/data").exists(), "it would look as if there were no data"
+    assert not os.access(tool, os.X_OK)
+
+    (tmp_path / "tool.sh").chmod(0o755)
+    (tmp_path / "empty" / "inside").rmdir()
+    assert copy.update(*node.changes(look(str(tmp_path), []))) == []
+    assert os.access(tool, os.X_OK)
+    assert not empty.exists()
 
 
 def test_data_environments_and_what_programs_made_stay_here(tmp_path: Path) -> None:
@@ -108,7 +130,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
 
     (tmp_path / "b.py").unlink()
     os.mkfifo(tmp_path / "b.py")
-    assert [content for _, _, content in FileSync().changes(found)[0]] == [b"1"]
+    assert [content for *_, content in FileSync().changes(found)[0]] == [b"1"]
 
 
 def test_links_of_a_downloaded_folder_bring_no_hidden_file_of_the_user(tmp_path: Path) -> None:
@@ -140,7 +162,7 @@ def test_of_a_file_without_a_size_no_more_is_read_than_may_be_copied(tmp_path: P
     (tmp_path / "a.txt").write_text("1")
     found = look(str(tmp_path), [])
     os.truncate(tmp_path / "a.txt", 10 * file_sync.FILE_LIMIT_BYTES)
-    [(_, _, content)], _ = FileSync().changes(found)
+    [(*_, content)], _ = FileSync().changes(found)
     assert len(content) == file_sync.FILE_LIMIT_BYTES
 
 
@@ -192,7 +214,9 @@ def test_what_could_not_be_read_travels_when_it_can(tmp_path: Path) -> None:
 
 def test_files_are_divided_into_parts_without_dividing_one() -> None:
     limit_bytes = file_sync.PART_BYTES
-    files = [(name, 0, bytes(size_bytes)) for name, size_bytes in zip("abcde", (1, limit_bytes, 2, 3, 4), strict=True)]
+    files = [
+        (name, 0, False, bytes(size_bytes)) for name, size_bytes in zip("abcde", (1, limit_bytes, 2, 3, 4), strict=True)
+    ]
     divided = file_sync.parts(files, ["gone"])
     assert [(names(list(part)), list(gone)) for part, gone in divided] == [
         (["a"], ["gone"]),
@@ -286,7 +310,7 @@ def test_files_that_come_and_go_and_are_written_are_noticed_in_folders_that_were
 
     (deep / "a.py").write_text("a = 10")  # which the folder does not tell
     second = files.scan(str(tmp_path), [])
-    assert FileSync().changes(second)[0][0][2] == b"a = 10"
+    assert FileSync().changes(second)[0][0][3] == b"a = 10"
     assert second.files["0/deep/a.py"] != first.files["0/deep/a.py"]
 
     (deep / "gone.py").unlink()
@@ -331,3 +355,16 @@ def test_a_look_that_takes_long_is_said_once_and_not_the_first_one(
         "start the notebook in a folder of its own, or in one that the nodes share."
     )
     assert files.scan(str(tmp_path), []) is said
+
+
+def test_empty_folders_count_among_the_files_that_may_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_sync, "COUNT_LIMIT", 3)
+    for name in ("a/1.py", "a/2.py", "a/3.py", "c/4.py", "c/5.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "b").mkdir()
+    found = look(str(tmp_path), [])
+    assert "4.py" not in " ".join(found.files)
+    assert "has more than 3 files" in found.left_out

@@ -167,7 +167,8 @@ def test_a_folder_for_which_a_host_has_no_inode_is_named_with_what_to_look_at(
 
 def test_files_that_ranks_write_into_the_copy_are_told_once_each_until_they_are_brought_again(folder: Path) -> None:
     copy = relay.ProjectCopy(folder)
-    copy.update([("0/helper.py", 10**18, b"1"), ("0/data/a.csv", 10**18, b"a"), ("1/package.py", 10**18, b"")], [])
+    brought = (("0/helper.py", b"1"), ("0/data/a.csv", b"a"), ("1/package.py", b""))
+    copy.update([(name, 10**18, False, content) for name, content in brought], [])
     assert copy.written() == []
     for name in ("model.pt", "data/a.csv", ".hidden", "__pycache__/helper.pyc", "runs/1/events"):
         (folder / "0" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +177,7 @@ def test_files_that_ranks_write_into_the_copy_are_told_once_each_until_they_are_
     assert copy.written() == ["data/a.csv", "model.pt", "runs/1/events"]
     (folder / "0" / "model.pt").write_bytes(b"once more")
     assert copy.written() == []
-    copy.update([("0/data/a.csv", 10**18, b"a")], ["0/helper.py"])
+    copy.update([("0/data/a.csv", 10**18, False, b"a")], ["0/helper.py"])
     assert copy.written() == []
     (folder / "0" / "data" / "a.csv").write_bytes(b"newer")
     (folder / "0" / "helper.py").write_bytes(b"2")

@@ -283,7 +283,7 @@ class Copying:
     def sent(self) -> list[str]:
         """What was sent: the names of files, else the names of calls."""
         return [
-            "+".join(name for name, _, _ in arguments[0]) if call == "bring" else call  # type: ignore[attr-defined]
+            "+".join(name for name, *_ in arguments[0]) if call == "bring" else call  # type: ignore[attr-defined]
             for call, arguments in self.channel.calls
         ]
 

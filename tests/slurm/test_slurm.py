@@ -340,7 +340,7 @@ def test_a_job_that_is_preempted_is_reported_and_with_restarts_the_cell_goes_on_
         book.start(f"%%distributed --ranks 2\n{waits}")
         book.until("in")
         preempt(bed)
-        outcome = book.finish()
+        outcome = book.finish(150)
         assert re.search(r"node n\d was lost: job \d+ was preempted by another one: ", outcome.traceback), outcome.text
         book.start(f"%%distributed --ranks 2 --max-restarts 2 --wait 200\n{waits}")
         book.until("in")
