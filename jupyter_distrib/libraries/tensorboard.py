@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-from types import ModuleType
+import sys
+from types import FrameType, ModuleType
 from typing import Any
 
 from jupyter_distrib.libraries import tracking
 from jupyter_distrib.libraries.library import Library
+from jupyter_distrib.system import file_owner
 
-_OF_A_RANK = r"((?i:rank|worker|gpu|proc\w*|device|cuda|node)[\s_=:-]*|(?<!\d)(?=\d+/)){}(?!\d)"
-"""A rank's number in the name of a folder: `rank1`, `gpu_1_of_2`, or at the end of a part, as in `runs/1`."""
+_OF_A_RANK = r"(?i:rank|worker|gpu|proc\w*|device|cuda|node)[\s_=:-]*{0}(?!\d)|(?:^|/){0}(?:/|$)"
+"""A rank's number in the name of a folder: `rank1`, `gpu_1_of_2`, `runs/1`."""
+_MAYBE_OF_A_RANK = r"(?<!\d){0}(?:/|$)"
+"""The same in a name that may count something else, such as `exp_1`."""
+_PARTS = 2
+"""Number of parts of a path that belong to the run, counted from its end."""
 
 
 class SilentWriter:
@@ -34,9 +39,30 @@ class SilentWriter:
 def _nothing(*_: Any, **__: Any) -> None: ...
 
 
-def is_of_rank(folder: str, rank: str) -> bool:
-    """Return whether a folder is named after a rank, so that the others do not write there."""
-    return re.search(_OF_A_RANK.format(rank), f"{folder.replace(socket.gethostname(), '')}/") is not None
+def is_of_rank(folder: str, rank: str, *, asks_rank: bool) -> bool:
+    """Return whether a folder is named after a rank, so that the others do not write there.
+
+    Args:
+        folder: The path of the folder.
+        rank: The number of the rank.
+        asks_rank: Whether the code that has made the name reads the rank.
+    """
+    name = "/".join(folder.rstrip("/").split("/")[-_PARTS:])
+    return bool(
+        re.search(_OF_A_RANK.format(rank), name) or (asks_rank and re.search(_MAYBE_OF_A_RANK.format(rank), name))
+    )
+
+
+def _asks_rank() -> bool:
+    """Return whether the user's code that is being executed reads its rank."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and not file_owner.is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    code = frame.f_code
+    words = (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_consts)
+    return any("rank" in each.lower() for each in words if isinstance(each, str))
 
 
 def _mended(module: ModuleType) -> None:
@@ -44,7 +70,7 @@ def _mended(module: ModuleType) -> None:
 
     def file_writer(log_dir: Any, *arguments: Any, **keywords: Any) -> Any:
         folder = str(log_dir)
-        if tracking.is_silent() and not is_of_rank(folder, os.environ.get("RANK", "")):
+        if tracking.is_silent() and not is_of_rank(folder, os.environ.get("RANK", ""), asks_rank=_asks_rank()):
             return SilentWriter(folder)
         return original(log_dir, *arguments, **keywords)
 

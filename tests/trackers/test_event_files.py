@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -174,7 +173,7 @@ def test_a_summary_writer_writes_on_the_first_rank_unless_its_folder_is_that_of_
 ) -> None:
     cell = """
         from torch.utils.tensorboard import SummaryWriter
-        for place in ("logs/all", f"logs/rank{rank}"):
+        for place in ("logs/all", f"logs/rank{rank}", f"logs/exp_{rank}"):
             with SummaryWriter(place) as writer:
                 writer.add_scalar("loss", 1.0, 0)
                 writer.add_scalars("both", {"a": 1.0, "b": 2.0}, 0)
@@ -184,23 +183,26 @@ def test_a_summary_writer_writes_on_the_first_rank_unless_its_folder_is_that_of_
 
     once = len(list((folder / "logs" / "rank0").rglob("events.*")))
     counts = {each.name: len(list(each.rglob("events.*"))) for each in (folder / "logs").iterdir()}
-    assert counts == {"all": once, "rank0": once, "rank1": once}
+    assert counts == dict.fromkeys(("all", "rank0", "rank1", "exp_0", "exp_1"), once)
+    book.ok("%%distributed --ranks 2\n" + dedent(cell).replace("rank{rank}", "new_1").replace("exp_{rank}", "v1"))
+    assert len(list((folder / "logs" / "new_1").rglob("events.*"))) == once, "a number that is not the rank's"
 
 
 @pytest.mark.parametrize(
-    ("place", "is_of_1"),
+    ("place", "is_of_1", "if_asked"),
     [
-        ("runs/rank1", True),
-        ("runs/gpu_1_of_2", True),
-        ("runs/1", True),
-        ("runs/1/more", True),
-        ("runs/x-1", True),
-        ("runs/rank10", False),
-        ("runs/Nov28_11-21-31", False),
-        (f"runs/Nov28_11-21-30_{socket.gethostname()}", False),
-        ("runs/v1_resnet", False),
-        ("runs/lr0.1_b16", False),
+        ("runs/rank1", True, True),
+        ("runs/gpu_1_of_2", True, True),
+        ("runs/1", True, True),
+        ("runs/1/more", True, True),
+        ("runs/exp_1", False, True),
+        ("runs/rank10", False, False),
+        ("runs/Nov28_11-21-31_host", False, False),
+        ("/home/u/project1/runs/new", False, False),
+        ("/mnt/node1/runs/a", False, False),
+        ("runs/v1_resnet", False, False),
     ],
 )
-def test_a_folder_is_that_of_a_rank_if_its_name_says_so(place: str, is_of_1: bool) -> None:
-    assert is_of_rank(place, "1") == is_of_1
+def test_a_folder_is_that_of_a_rank_if_its_name_says_so(place: str, is_of_1: bool, if_asked: bool) -> None:
+    assert is_of_rank(place, "1", asks_rank=False) == is_of_1
+    assert is_of_rank(place, "1", asks_rank=True) == if_asked
