@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder
 
 _BLOCK_BYTES = 1 << 18
+_UNREADABLE = (zipfile.BadZipFile, RuntimeError, ValueError, EOFError)
+"""The exceptions of `zipfile` for an archive with changed bits."""
 
 
 class DamagedError(Exception):
@@ -90,7 +92,7 @@ def check_sums(entry: Any) -> None:
                 with archive.open(part) as content:
                     while content.read(_BLOCK_BYTES):
                         pass
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except _UNREADABLE as error:
         raise DamagedError(f"it is not as it was written ({error})") from None
     entry.seek(0)
 
@@ -111,7 +113,7 @@ def rewritten(content: bytes) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             parts = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except _UNREADABLE as error:
         raise DamagedError(f"it is not as it was written ({error})") from None
     if any(part.compress_type != zipfile.ZIP_STORED or part.compress_size != part.file_size for part in parts):
         raise DamagedError("a part of it is compressed, which torch.save does not do")

@@ -174,7 +174,7 @@ def all_come(words: StoreBoard, folder: str) -> None:
     Raises:
         DistributedError: A rank has ended its cell without arriving, or saves into another folder.
     """
-    key = number(words, "shards")
+    key = number(words, "")  # no folder has this name
     words.put(f"{key}/{identity.rank()}", folder)
     while missing := [rank for rank in range(identity.world_size()) if not words.has([f"{key}/{rank}"])]:
         gone = [rank for rank in missing if _is_over(words, rank)]

@@ -86,8 +86,11 @@ class CheckpointReader(FileSystemReader):
         streams: Any = _Streams(files, self.transforms)
         self.transforms = streams
         self.metadata = self._checked_metadata()
-        damage.check_places(files, self.metadata)
-        damage.check_files(files, self.metadata.storage_data)
+        try:
+            damage.check_places(files, self.metadata)
+            damage.check_files(files, self.metadata.storage_data)
+        except (AttributeError, TypeError, ValueError) as error:  # objects that lack something
+            raise DamagedError(f"{folder}/{METADATA} is not as it was written ({error})") from None
 
     def read(self, state: dict[str, Any]) -> dict[str, Any]:
         """Fill the tensors in `state` in place, and replace its None values with the other entries.
@@ -127,7 +130,7 @@ class CheckpointReader(FileSystemReader):
         except Exception as error:  # a damaged pickle raises anything
             beside = f" (it {doubt}, so nothing is run that it names)" if doubt else ""
             raise DistributedError(f"{path} cannot be read: {type(error).__name__}: {error}{beside}") from error
-        modules = [] if found.storage_meta is None else found.storage_meta.modules
+        modules = list(getattr(found.storage_meta, "modules", None) or [])
         found.storage_meta = StorageMeta(load_id=self.load_id, modules=modules)
         return found
 
@@ -135,7 +138,7 @@ class CheckpointReader(FileSystemReader):
 def _unpickled(file: IO[bytes], path: str) -> Any:
     try:
         return pickle.load(file)
-    except (EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # a damaged pickle raises anything
         raise DamagedError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 

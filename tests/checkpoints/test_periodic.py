@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +400,17 @@ def test_a_counted_loader_still_pickles():
     resume("ckpt", batches=batches)
 
     assert len(list(pickle.loads(pickle.dumps(batches)))) == 10
+
+
+def test_a_changed_bit_in_metadata_is_never_a_riddle():
+    for number in range(2):
+        save("ckpt", keep=2, number=number, weights=torch.ones(100))
+    (file,) = (Path("ckpt") / written()[-1]).glob(".metadata")
+    whole = file.read_bytes()
+    for bit in range(0, 8 * len(whole), 41):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        with warnings.catch_warnings(), suppress(DistributedError):
+            warnings.simplefilter("ignore")
+            resume("ckpt")
