@@ -350,7 +350,10 @@ def _notes(error: BaseException) -> list[str]:
 def _wrong_line(error: BaseException) -> Iterator[str]:
     """Yield the file and the line that could not be compiled, as Python shows them: no frame is at that line."""
     if isinstance(error, SyntaxError) and isinstance(error.text, str):
-        lines = traceback.format_exception_only(error)
+        try:
+            lines = traceback.format_exception_only(error)
+        except Exception:  # noqa: BLE001 - its attributes may be of any type
+            return
         yield from (line.rstrip() for line in itertools.takewhile(lambda line: line.startswith("  "), lines))
 
 

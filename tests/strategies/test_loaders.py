@@ -140,6 +140,15 @@ def test_batches_that_are_kept_and_trained_with_are_not_taken_for_an_evaluation(
     assert untrained in book.ok(DDP + BUFFERED.format(kept=kept, read="loader")).view
 
 
+def test_steps_over_two_loaders_at_once_count_once(book: Notebook) -> None:
+    both = BUFFERED.format(kept="list(loader)", read="zip(loader, loader)").replace(
+        "for (x,) in zip", "for (x,), _ in zip"
+    )
+    cell = both + "\nfor (x,) in batches:\n    model(x).pow(2).mean().backward()\n    optimizer.step()"
+
+    assert "where nothing was trained" not in book.ok(DDP + cell).view
+
+
 def test_two_loops_over_one_loader_are_told_apart(book: Notebook) -> None:
     """Both loops are in one function, which one line calls; in a decorated function, all lines had been one."""
     book.ok(f"{DDP}{STEPS}[(epoch(train, train_step), epoch(train, test_step)) for _ in range(3)]")

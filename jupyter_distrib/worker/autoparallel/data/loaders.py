@@ -97,7 +97,9 @@ class Loaders:
         self._trained_in: set[str] = set()
         """The places of loops over shares in which a model was trained."""
         self._trained_inside = 0
-        """Number of backward passes in these loops."""
+        """Number of backward passes while shares were being read."""
+        self._open_shares = 0
+        """Number of shares that are being read."""
         self._buffered: dict[str, tuple[int, int]] = {}
         """The numbers of all backward passes and of those in loops over shares, when the cell had read all batches of a
         share at this place and kept them."""
@@ -155,6 +157,7 @@ class Loaders:
     def goes_backward(self) -> None:
         """Record that a backward pass starts."""
         self.backwards += 1
+        self._trained_inside += bool(self._open_shares)
         self._evaluations = 0
         if self.backwards == 1:
             self._others.look()
@@ -267,7 +270,8 @@ class Loaders:
             return original(loader)
         self._evaluations += 1
         name, parts = "sampler" if loader.batch_sampler is None else "batch_sampler", loader.__dict__
-        sampler = parts[name]
+        if (sampler := parts.get(name)) is None:  # a property of the user's class
+            return original(loader)
         parts[name] = AlikeOrder(sampler, self._this_evaluation)  # torch refuses an assignment
         try:
             return original(loader)
@@ -320,19 +324,20 @@ class Loaders:
         self._searched.add(loader)
         first: ref[torch.Tensor] | None = None
         read = 0
+        self._open_shares += 1
         try:
             for batch in self._noting_habit(loader, batches, calls):
-                first = first or next(
-                    (ref(each) for each in private.tree_leaves(batch) if isinstance(each, torch.Tensor)), None
-                )
+                if read == 0:
+                    tensors = (each for each in private.tree_leaves(batch) if isinstance(each, torch.Tensor))
+                    first = next(map(ref, tensors), None)
                 read += 1
                 self._left[where] = before
                 yield batch
                 del batch
         finally:
+            self._open_shares -= 1
             if self.backwards > before:
                 self._trained_in.add(where)
-                self._trained_inside += self.backwards - before
         if read and self.backwards == before:
             self._left.pop(where, None)  # another loader may have been read on this line
             if read > 1 and first is not None and first() is not None:

@@ -272,8 +272,10 @@ class ShardedTraining:
 
     def _zeroing(self, original: Callable[..., None]) -> Callable[..., None]:
         def zero_grad(module: nn.Module, *args: Any, **keywords: Any) -> None:
+            parts = {id(part) for part in module.modules()}
             for root in self._roots:
-                reshard(root)  # between a forward and a backward pass it has whole parameters, without gradients
+                if not parts.isdisjoint(map(id, root.modules())):
+                    reshard(root)  # between a forward and a backward pass it has whole parameters, without gradients
             original(module, *args, **keywords)
 
         return zero_grad

@@ -157,8 +157,8 @@ def _precision(module: nn.Module, root: nn.Module, compute: torch.dtype) -> Mixe
 
 
 def _reshard_after_evaluation(root: Any, *_: object) -> None:
-    """Reshard a model after an evaluation, since FSDP (2.13) keeps its own parameters gathered until a backward pass,
-    and what is done to these is lost. A backward pass gathers them again."""
+    """Reshard a model after a forward pass without gradients or in eval mode, since FSDP (2.13) keeps its own
+    parameters gathered until a backward pass, and what is done to these is lost. That gathers them again."""
     if not (torch.is_grad_enabled() and root.training):
         root.reshard()
 
