@@ -396,6 +396,7 @@ PYTHON = Library(
         "weakref:finalize": "_registry",
     },
     spared={
+        "dis": ("_parse_exception_table", "an exception group of ranks is shown as itself if no code can catch it"),
         "asyncio:Task": ("_log_destroy_pending", "the warning about a task that has not ended comes twice"),
         "os:environ": ("_data", "its variables are decoded once more"),
         "warnings": ("_warn_unawaited_coroutine", "warnings about coroutines name this package's files"),

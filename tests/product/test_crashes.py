@@ -414,10 +414,12 @@ def test_code_of_the_notebook_catches_the_exceptions_of_a_group(shared_notebook:
     )
 
 
+@pytest.mark.versions
 def test_a_group_that_no_code_can_catch_is_shown_with_ranks_and_lines(shared_notebook: Notebook) -> None:
     shared_notebook.ok(GROUP)
-    shared_notebook.ok("def calls(): fail.distributed()")
-    for call in ("fail.distributed()", "calls()"):
+    shared_notebook.ok("def calls():\n    try: pass\n    except ValueError: pass\n    fail.distributed()")
+    awaited = "async def waits(): fail.distributed()\nawait waits()"
+    for call in ("fail.distributed()", "calls()", "[fail.distributed() for _ in range(1)]", awaited):
         shown = shared_notebook.fails(call).traceback
         assert "line 4, in fail(...)" in shown
         assert "  1. ValueError: a" in shown

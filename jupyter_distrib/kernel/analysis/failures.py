@@ -231,11 +231,22 @@ def _dressed(exception: E, lines: Iterable[str], rank: int | None, record: RunRe
     if isinstance(exception, RankLost | RunTimeout):
         lines = [*lines, f"More: {exception.page}"]
     shown = Rendering(lines=tuple(lines))
+    _forget_earlier_run(exception)
     add_attributes(exception, rank=rank, failures=failures)
     exception.__dict__["_render_traceback_"] = shown
     if isinstance(notes := exception.__dict__.get("__notes__", []), list):  # the user's code may have set anything
         exception.__dict__["__notes__"] = [*notes, f"\n{shown.plain()}"]
     return exception
+
+
+def _forget_earlier_run(exception: BaseException) -> None:
+    """Remove what an earlier run has added to an exception that code has kept and raised again on a rank."""
+    own = exception.__dict__
+    if isinstance(earlier := own.get("_render_traceback_"), Rendering):
+        for name in ("rank", "failures", "results"):
+            own.pop(name, None)
+        if isinstance(notes := own.get("__notes__"), list):
+            own["__notes__"] = [note for note in notes if note != f"\n{earlier.plain()}"]
 
 
 def add_attributes(exception: BaseException, **values: object) -> None:

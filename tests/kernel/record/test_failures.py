@@ -466,6 +466,9 @@ def test_a_script_and_a_log_have_the_lines_of_the_rank_below_the_traceback_of_py
     assert "Cell In[5], line 8, in train(...)" in shown
     assert "\x1b" not in shown
     assert "Rank 1 raised it after 1 s." in shown
+    again = to_exception(a_record(failed(0, failure)), lambda parcel: exception, source_of, 2.0, bold=True)
+    assert again.rank == 0, "the one that has raised it now, and not in an earlier cell that has kept it"
+    assert "Rank 1 raised it" not in "".join(traceback.format_exception(again))
     stopped = to_interrupt(a_record(failed(1, failure)), 41.0)
     assert "\n\nKeyboardInterrupt: Stopped by you after 41 s.\nRank" in "".join(traceback.format_exception(stopped))
 

@@ -445,13 +445,15 @@ class PoolManager:
         ranks do not start: each later cell would ask for them again."""
         if size is None:
             return self._start(Options(pool=pool))
-        before = self._choices.sizes.copy()
+        before = self._choices.sizes.get(pool)
         kept = self._choices.settings.size_of(pool).gpu_type if size.gpus else ""
         self._choices.resize(pool, replace(size, gpu_type=size.gpu_type or kept))
         try:
             return self._start(Options(pool=pool))
-        except (PoolError, KeyboardInterrupt):
-            self._choices.sizes = before
+        except BaseException:
+            self._choices.sizes.pop(pool, None)
+            if before is not None:
+                self._choices.sizes[pool] = before
             raise
 
     def _start(self, options: Options) -> None:

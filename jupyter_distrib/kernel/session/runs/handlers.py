@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
+from functools import lru_cache
+from types import CodeType
 
 from jupyter_distrib.system import file_owner
 
@@ -20,7 +23,16 @@ def may_catch() -> bool:
         if (module, code.co_name) == _EXECUTES:
             return False
         is_ours = module.startswith(_IPYTHON) or file_owner.is_own(code.co_filename)
-        if code.co_exceptiontable and not is_ours:
+        if not is_ours and any(frame.f_lasti in covered for covered in _handled(code)):
             return True
         frame = frame.f_back
     return True
+
+
+@lru_cache(maxsize=256)
+def _handled(code: CodeType) -> tuple[range, ...]:
+    """Return the instructions covered by a `try` or `with`, whose handler begins with PUSH_EXC_INFO. Python (3.12) adds
+    handlers without it to coroutines, generators and comprehensions. Relies on `dis._parse_exception_table`."""
+    entries = getattr(dis, "_parse_exception_table", lambda code: ())(code)
+    handler = dis.opmap["PUSH_EXC_INFO"]
+    return tuple(range(each.start, each.end) for each in entries if code.co_code[each.target] == handler)
