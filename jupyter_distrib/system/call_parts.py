@@ -1,5 +1,5 @@
-"""The names under which the parts of a function's call travel to the ranks, and the words for them in messages: no
-notebook contains these names. Standard library only."""
+"""The names that ranks provide; and those under which the parts of a function's call travel to them, which no notebook
+contains, with the words for these in messages. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+NAMES_OF_RANKS = ("rank", "local_rank", "world_size", "device", "get_ipython", "display", "jupyter_distrib")
+"""The names that every cell or function has on its ranks, unless the notebook has bound them."""
 FUNCTION, ARGUMENTS, KEYWORDS = "__function__", "__arguments__", "__keywords__"
 _WORDS = {FUNCTION: "the function", ARGUMENTS: "the arguments", KEYWORDS: "the keyword arguments"}
 PLURAL = frozenset({ARGUMENTS, KEYWORDS})

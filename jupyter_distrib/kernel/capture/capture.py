@@ -25,7 +25,7 @@ from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture import names_in_texts
 from jupyter_distrib.kernel.capture.names import Need, analyse
 from jupyter_distrib.kernel.capture.program import MagicsRead, Transform, imported, program_of, without_time
-from jupyter_distrib.system import annotation_texts
+from jupyter_distrib.system import annotation_texts, call_parts
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.nested_code import codes_in
 from jupyter_distrib.wire import messages as m
@@ -34,7 +34,7 @@ MODULE_NAMES = frozenset(
     {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__", "__builtin__", "__annotations__"}
 )
 """Names that every module has for itself; the notebook's values under them never travel."""
-PROVIDED = MODULE_NAMES | {"rank", "local_rank", "world_size", "device", "get_ipython", "display", "jupyter_distrib"}
+PROVIDED = MODULE_NAMES.union(call_parts.NAMES_OF_RANKS)
 """Names that a rank puts into the cell's namespace by itself."""
 
 _HIDDEN_BUILTINS = frozenset({"exit", "quit"})

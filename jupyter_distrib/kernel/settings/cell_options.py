@@ -48,7 +48,7 @@ from jupyter_distrib.options import (
     variable,
 )
 from jupyter_distrib.pools.base import DEFAULT_KIND
-from jupyter_distrib.system import notification
+from jupyter_distrib.system import call_parts, notification
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.wire import messages as m
 
@@ -286,8 +286,6 @@ class Options:
         return given | self.strategy_options
 
 
-NAMES_OF_RANKS = ("rank", "local_rank", "world_size", "device", "get_ipython", "display", "jupyter_distrib")
-"""The names that every cell has on its ranks, unless the notebook has bound them."""
 OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
 """The options about the names of a cell, which a function has no use for."""
 OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)
@@ -422,7 +420,7 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
     if options.debug and (options.detach or options.sweep):
         other = named("detach" if options.detach else "sweep")
         raise OptionsError(f"{named('debug')} and {other} exclude each other: nobody waits for the run at a prompt")
-    if options.out in NAMES_OF_RANKS:
+    if options.out in call_parts.NAMES_OF_RANKS:
         raise OptionsError(
             f"{named('out')} {options.out} would hide the {options.out} that every cell has on its ranks: "
             "choose another name"

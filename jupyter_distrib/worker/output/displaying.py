@@ -26,6 +26,7 @@ from typing import Any
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.libraries import known, setting
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.formatting import size as size_text
 from jupyter_distrib.wire import messages as m
 
@@ -210,11 +211,11 @@ def publish(
 
 def _publish_here(bundle: dict[str, str], metadata: Mapping[str, Any] | None, display_id: str, update: bool) -> None:
     """Show a bundle outside of a rank: in the kernel (the inline pool) or a script."""
-    shell = sys.modules.get("IPython.core.interactiveshell")
-    if shell is None or not shell.InteractiveShell.initialized():
+    if not process_environment.in_ipython():
         print(bundle.get("text/plain", ""))
         return
     transient = {"display_id": display_id} if display_id else {}
+    shell: Any = sys.modules["IPython.core.interactiveshell"]
     shell.InteractiveShell.instance().display_pub.publish(bundle, metadata, transient=transient, update=update)
 
 
