@@ -147,7 +147,7 @@ def test_a_line_of_its_configuration_that_ssh_does_not_know(bed: Bed) -> None:
         ),
         ("ProxyJump nobody@host2", "nobody@127.0.0.3: Permission denied ("),
         ("HostName nowhere.invalid\n  ProxyJump host2", "channel 0: open failed: connect failed: "),
-        ("ProxyCommand /no/such/program %h", "/no/such/program: No such file or directory"),
+        ("ProxyCommand /no/such/program %h", "/no/such/program: "),
     ],
 )
 def test_a_host_on_the_way_that_cannot_be_used_is_not_taken_for_the_host(bed: Bed, line: str, why: str) -> None:

@@ -37,7 +37,8 @@ _WAY_CLOSED = re.compile(r"^Connection (closed|reset) by UNKNOWN port", re.MULTI
 _ON_THE_WAY = re.compile(
     r"^(ssh: (?:Could not resolve hostname|connect to host) .*|channel \d+: open failed: .*"
     r"|\S+: Permission denied \(.*|No \S+ host key is known for .*|Host key for \S+ has changed .*"
-    r"|.*(?:[Nn]o such file or directory|not found))$",
+    # Of the user's shell, which starts a ProxyCommand; each shell has words and an order of its own.
+    r"|.*(?:[Nn]o such file or directory|not found|: [Pp]ermission denied|Unknown command).*)$",
     re.MULTILINE,
 )
 """The words of such a host or command on why it has ended."""

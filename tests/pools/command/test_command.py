@@ -86,6 +86,11 @@ Host key verification failed.
 """
 
 
+CLOSED_ON_THE_WAY = (
+    "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535\r\n"
+)
+
+
 @pytest.mark.parametrize(
     ("status", "said", "told"),
     [
@@ -96,6 +101,17 @@ Host key verification failed.
         (255, "ssh: connect to host 10.0.0.9 port 22: Connection refused\r\n", "no SSH server answers on a .*start one"),
         (255, "ssh: connect to host a port 22: Connection timed out\r\n", "host a does not answer"),
         (255, "kex_exchange_identification: Connection closed by remote host\r\n", r"closes new .*\(kex_.*MaxStartups"),
+        *[
+            (255, f"{shell}\n{CLOSED_ON_THE_WAY}", rf"a is reached through another.*\({re.escape(shell)}")
+            for shell in (
+                "/bin/bash: line 1: /x: No such file or directory",
+                "/bin/bash: line 1: /x: Permission denied",
+                "/bin/sh: 1: exec: /x: not found",
+                "zsh:1: no such file or directory: /x",
+                "fish: Unknown command: /x",
+                "/x: Command not found",
+            )
+        ],
         (127, "bash: line 1: /x/py: No such file or directory\n", "there is no Python at /x/py on host a.*--version"),
         (126, "bash: line 1: /x/py: Permission denied\n", "there is no Python at /x/py on host a"),
         (1, "\n[Errno 28] No space left on device\n", "no space left on host a"),
