@@ -60,6 +60,13 @@ def _read_pandas(_: Any) -> dict[str, Any] | None:
     } or None
 
 
+def functions_of_pandas(_: Any) -> Iterator[str]:
+    """Yield a sentence on each option of this process that ranks will not have."""
+    for name, value in options_of_pandas().items():
+        if callable(value) and as_json(value) is None:
+            yield f"the function in pandas.options.{name} of the notebook is not set on the ranks: set it in the cell"
+
+
 def _write_pandas(pandas: Any, value: dict[str, Any] | None) -> None:
     value = value or {}
     for name in _pandas_before.keys() - value.keys():
@@ -112,6 +119,13 @@ def parameter_as_json(value: Any) -> Any:
 def _read_parameters(_: Any) -> dict[str, Any] | None:
     changed = {name: (value, parameter_as_json(value)) for name, value in changed_parameters().items()}
     return {name: own for name, (value, own) in changed.items() if value is None or own is not None} or None
+
+
+def parameters_that_stay(_: Any) -> Iterator[str]:
+    """Yield a sentence on each parameter of this process that ranks will not have."""
+    for name, value in changed_parameters().items():
+        if value is not None and parameter_as_json(value) is None:
+            yield f"matplotlib's {name} of the notebook is not set on the ranks: set it in the cell"
 
 
 def _write_parameters(matplotlib: Any, value: dict[str, Any] | None) -> None:

@@ -146,7 +146,7 @@ def _standard(stream: Any) -> str:
     return ""
 
 
-def handlers_that_stay() -> Iterator[str]:
+def handlers_that_stay(_: Any) -> Iterator[str]:
     """Yield a sentence on each handler of this process that ranks will not have."""
     for name, logger in _loggers():
         if (logger.handlers or logger.filters) and not _is_of_library(name):

@@ -26,19 +26,19 @@ def active_experiment() -> str | None:
     return chosen
 
 
-def with_choices(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables of ranks, with the variables by which they find the store and the experiment that the
-    notebook has chosen."""
+def chosen() -> dict[str, str | None]:
+    """Return the variables by which ranks find the store and the experiment that the notebook has chosen; None for one
+    that they must not have."""
     if _FLUENT not in sys.modules:
-        return variables
-    chosen = {
+        return {}
+    found = {
         "MLFLOW_TRACKING_URI": getattr(sys.modules.get(_STORE), "_tracking_uri", None),
         "MLFLOW_REGISTRY_URI": getattr(sys.modules.get(_REGISTRY), "_registry_uri", None),
         "MLFLOW_EXPERIMENT_ID": active_experiment(),
     }
-    given = {**variables, **{name: str(value) for name, value in chosen.items() if value}}
-    if chosen["MLFLOW_EXPERIMENT_ID"]:
-        given.pop("MLFLOW_EXPERIMENT_NAME", None)  # MLflow refuses an id and a name that contradict each other
+    given: dict[str, str | None] = {name: str(value) for name, value in found.items() if value}
+    if found["MLFLOW_EXPERIMENT_ID"]:
+        given["MLFLOW_EXPERIMENT_NAME"] = None  # MLflow refuses an id and a name that contradict each other
     return given
 
 

@@ -11,16 +11,15 @@ import builtins
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jupyter_distrib.libraries.display_settings import (
     DISPLAY_SETTINGS,
-    as_json,
-    changed_parameters,
-    options_of_pandas,
-    parameter_as_json,
+    functions_of_pandas,
+    parameters_that_stay,
 )
 from jupyter_distrib.libraries.logging_settings import LOGGING, handlers_that_stay
 from jupyter_distrib.libraries.setting import (
@@ -75,48 +74,28 @@ _filters_set: list[Any] = []
 """The filters that this process has taken over from another process."""
 
 
-def read() -> dict[str, Any]:
-    """Return all settings that differ from the libraries' defaults."""
-    found, loaded = {}, sys.modules
+class State(NamedTuple):
+    """The settings of this process."""
+
+    values: dict[str, Any]
+    """All that differ from the libraries' defaults and that ranks take over, by name."""
+    stay: tuple[str, ...]
+    """A sentence on each that ranks do not take over."""
+
+
+def state() -> State:
+    """Return the settings as they are now."""
+    found, stay, loaded = dict[str, Any](), list[str](), sys.modules
     for each in SETTINGS:
         if (library := loaded.get(each.library)) is not None:
-            try:
-                value = each.read(library)
-            except Exception:  # noqa: BLE001, S112 - foreign code, maybe of a version that lacks the setting
-                continue
-            if value is not None:
-                found[each.name] = value
-    return found
-
-
-def that_stay() -> Iterator[str]:
-    """Yield a message for each setting of this process that is not copied to ranks."""
-    torch: Any = sys.modules.get("torch")
-    ask = getattr(torch, "get_default_device", None)
-    if ask is not None and (device := str(ask())) != "cpu":
-        yield f"torch's default device of the notebook, {device}, is not set on the ranks: use `device`"
-    for name, value in options_of_pandas().items():
-        if callable(value) and as_json(value) is None:
-            yield f"the function in pandas.options.{name} of the notebook is not set on the ranks: set it in the cell"
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and numpy.get_printoptions()["formatter"]:
-        yield "the functions of numpy.set_printoptions(formatter=...) are not set on the ranks: set them in the cell"
-    for name, value in changed_parameters().items():
-        if value is not None and parameter_as_json(value) is None:
-            yield f"matplotlib's {name} of the notebook is not set on the ranks: set it in the cell"
-    pyro: Any = sys.modules.get("pyro")
-    if (store := getattr(pyro, "get_param_store", None)) is not None and len(names := list(store())):
-        yield (
-            f"pyro's parameters of the notebook ({len(names)}) are not on the ranks: keep `pyro.get_param_store()"
-            ".get_state()` under a name, and give it to `set_state` in the cell"
-        )
-    gin: Any = sys.modules.get("gin")
-    if (text := getattr(gin, "config_str", None)) is not None and text():
-        yield (
-            "gin's parameters of the notebook are not set on the ranks: define the functions, and call "
-            "gin.parse_config, in a cell with %%distributed_setup"
-        )
-    yield from handlers_that_stay()
+            with suppress(Exception):  # foreign code, maybe of a version that lacks the setting
+                if (value := each.read(library)) is not None:
+                    found[each.name] = value
+    for name, sentences in _STAY.items():
+        if (library := loaded.get(name)) is not None:
+            with suppress(Exception):
+                stay += sentences(library)
+    return State(values=found, stay=tuple(stay))
 
 
 class Applied:
@@ -263,6 +242,32 @@ def _read_jax(jax: Any) -> dict[str, Any] | None:
     return unlike(_JAX, {name: getattr(jax.config, name) for name in _JAX if hasattr(jax.config, name)})
 
 
+def _device_of_torch(torch: Any) -> Iterator[str]:
+    if (device := str(torch.get_default_device())) != "cpu":
+        yield f"torch's default device of the notebook, {device}, is not set on the ranks: use `device`"
+
+
+def _formatter_of_numpy(numpy: Any) -> Iterator[str]:
+    if numpy.get_printoptions()["formatter"]:
+        yield "the functions of numpy.set_printoptions(formatter=...) are not set on the ranks: set them in the cell"
+
+
+def _parameters_of_pyro(pyro: Any) -> Iterator[str]:
+    if names := list(pyro.get_param_store()):
+        yield (
+            f"pyro's parameters of the notebook ({len(names)}) are not on the ranks: keep `pyro.get_param_store()"
+            ".get_state()` under a name, and give it to `set_state` in the cell"
+        )
+
+
+def _parameters_of_gin(gin: Any) -> Iterator[str]:
+    if gin.config_str():
+        yield (
+            "gin's parameters of the notebook are not set on the ranks: define the functions, and call "
+            "gin.parse_config, in a cell with %%distributed_setup"
+        )
+
+
 def _write_jax(jax: Any, value: dict[str, Any] | None) -> None:
     for name, each in {**_JAX, **(value or {})}.items():
         if hasattr(jax.config, name):
@@ -278,9 +283,7 @@ _JAX = {
 
 SETTINGS = (
     # Python
-    LOGGING,
     LibrarySetting(name="warnings", library="warnings", read=_read_warnings, write=_write_warnings),
-    function("digits of integers", "sys", "get_int_max_str_digits", "set_int_max_str_digits", 4300),
     LibrarySetting(
         name="recursion limit",
         library="sys",
@@ -296,6 +299,8 @@ SETTINGS = (
     LibrarySetting(name="decimal", library="decimal", read=_read_decimal, write=_write_decimal),
     LibrarySetting(name="locale", library="locale", read=_read_locale, write=_write_locale),
     LibrarySetting(name="certificates", library="ssl", read=_read_ssl, write=_write_ssl),
+    function("digits of integers", "sys", "get_int_max_str_digits", "set_int_max_str_digits", 4300),
+    LOGGING,
     # tensors and arrays
     *TORCH_SETTINGS,
     keywords("numpy printing", "numpy", lambda numpy: numpy.get_printoptions(), "set_printoptions", _NUMPY_PRINTING),
@@ -366,3 +371,14 @@ SETTINGS = (
     ),
 )
 """The table of all settings that are copied."""
+
+_STAY: dict[str, Callable[[Any], Iterable[str]]] = {
+    "torch": _device_of_torch,
+    "pandas": functions_of_pandas,
+    "numpy": _formatter_of_numpy,
+    "matplotlib": parameters_that_stay,
+    "pyro": _parameters_of_pyro,
+    "gin": _parameters_of_gin,
+    "logging": handlers_that_stay,
+}
+"""The functions that yield a sentence for each setting that is not copied, by the module that has it."""

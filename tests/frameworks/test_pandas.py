@@ -20,7 +20,9 @@ pandas.get_option("display.max_rows"), pandas.get_option("display.max_columns")
 
 
 def test_a_program_that_has_only_imported_pandas_has_nothing_to_tell() -> None:
-    program = "import pandas\nfrom jupyter_distrib.libraries import settings as s\nprint(s.read(), [*s.that_stay()])"
+    program = (
+        "import pandas\nfrom jupyter_distrib.libraries import settings as s\nprint(s.state().values, [*s.state().stay])"
+    )
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
 
@@ -35,9 +37,9 @@ pandas.options.display.max_rows = 6
 pandas.options.display.max_colwidth = None
 pandas.options.display.html.border = 3
 pandas.options.display.float_format = "{:.2f}".format
-print(json.dumps(s.read()))
+print(json.dumps(s.state().values))
 pandas.options.display.float_format = lambda number: "?"
-print(*s.that_stay())
+print(*s.state().stay)
 """
     applied = """
 import json, sys
@@ -47,10 +49,10 @@ applied.apply(json.loads(sys.argv[1]))
 assert "pandas" not in sys.modules
 import pandas
 setting.imported(pandas)
-assert s.read() == json.loads(sys.argv[1]), s.read()
+assert s.state().values == json.loads(sys.argv[1]), s.state().values
 assert pandas.options.display.float_format(1 / 3) == "0.33"
 applied.apply({})
-assert s.read() == {}, s.read()
+assert s.state().values == {}, s.state().values
 """
     out = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     settings, sentence = out.splitlines()

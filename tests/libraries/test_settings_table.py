@@ -162,9 +162,9 @@ _SETS = """
 import json, sys
 {imports}
 from jupyter_distrib.libraries import settings
-before = settings.read()
+before = settings.state().values
 {sets}
-print(json.dumps([before, settings.read(), [*settings.that_stay()]]))
+print(json.dumps([before, settings.state().values, [*settings.state().stay]]))
 """
 _HAS = """
 import sys
@@ -179,7 +179,7 @@ assert not set(sys.modules) - loaded, set(sys.modules) - loaded
 {imports}
 print(repr(({reads})))
 applied.apply({{}})
-left = settings.read()
+left = settings.state().values
 assert not (told.keys() - {{"logging"}}) & left.keys(), left
 """
 

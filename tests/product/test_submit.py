@@ -335,6 +335,23 @@ def test_a_pool_that_refuses_has_another_to_fall_back_to(tmp_path: Path) -> None
         assert "/nowhere/python" in book.fails("%%distributed --on 0\n1").evalue
 
 
+def test_a_run_that_falls_back_has_the_variables_for_the_machine_where_it_runs(tmp_path: Path) -> None:
+    settings = tmp_path / "pools.toml"
+    settings.write_text(
+        'pool = "far"\n[pools.far]\nkind = "command"\nhosts = "away"\nstart = "false {host} {python}"\nfallback = "here"\n'
+        '[pools.here]\nkind = "local"\nranks = 1\n'
+    )
+    environment = {"JUPYTER_DISTRIB_CONFIG": str(settings), "GIVEN_AT_START": "1"}
+    with Notebook(tmp_path, environment) as book:
+        book.ok("%load_ext jupyter_distrib\nfrom jupyter_distrib import distributed\nimport os")
+        book.ok("os.environ['SET_LATER'] = '2'")
+        book.ok(
+            "@distributed()\ndef given(): return [os.environ.get(each) for each in ('GIVEN_AT_START', 'SET_LATER')]"
+        )
+        run = "run = given.submit()\nrun.result()[0], run.pool"
+        assert book.ok(run).result == "(['1', '2'], 'here')"
+
+
 def test_a_restarted_kernel_has_no_queue_and_detached_runs_go_on(book: Notebook) -> None:
     book.ok(
         "%%distributed --ranks 4 --detach --out job\nimport os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"

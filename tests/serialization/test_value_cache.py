@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,7 @@ class Kernel:
 
     def send(self, **inputs: object) -> dict[str, Any]:
         packed = payload.pack_inputs(inputs, {})
-        with Outgoing(packed, self.cache, self.limit_bytes) as outgoing:
+        with closing(Outgoing(packed, self.cache, self.limit_bytes)) as outgoing:
             self.written = sum(view.nbytes for view in outgoing._layout.new)
             outgoing.fill()
             self.parcel = outgoing.parcel

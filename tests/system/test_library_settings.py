@@ -40,7 +40,7 @@ def as_it_was() -> Iterator[None]:
 def test_a_fresh_program_has_nothing_to_tell() -> None:
     program = (
         "import numpy, torch, logging\nfrom jupyter_distrib.libraries import settings as library_settings\n"
-        "print(library_settings.read(), [*library_settings.that_stay()])"
+        "print(library_settings.state().values, [*library_settings.state().stay])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "{} []\n"
@@ -54,7 +54,7 @@ def test_settings_are_the_same_after_a_way_through_json() -> None:
     warnings.simplefilter("error", RuntimeWarning)
     logging.root.handlers[:] = []
     logging.basicConfig(level=logging.INFO, format="mine %(message)s")
-    told = json.loads(json.dumps(settings.read()))
+    told = json.loads(json.dumps(settings.state().values))
 
     applied = settings.Applied()
     applied.apply(told)
@@ -64,7 +64,7 @@ def test_settings_are_the_same_after_a_way_through_json() -> None:
     warnings.resetwarnings()
     applied.apply(told)
 
-    assert settings.read() == told
+    assert settings.state().values == told
     assert torch.get_default_dtype() == torch.float64
     assert str(torch.tensor([1 / 3])) == "tensor([0.33])"
     assert warnings.filters[0][:3] == ("error", None, RuntimeWarning)
@@ -80,7 +80,7 @@ def test_what_nobody_has_set_elsewhere_stays() -> None:
 
 @pytest.mark.slow
 def test_ranks_have_what_the_notebook_has_set(notebook: Notebook) -> None:
-    own = "__import__('jupyter_distrib.libraries.settings', fromlist=['']).read()"
+    own = "__import__('jupyter_distrib.libraries.settings', fromlist=['']).state().values"
     assert notebook.ok(own).result == "{}"  # what a kernel's own libraries set costs each new rank a millisecond
     notebook.ok(
         "import os, logging, torch, numpy\ntorch.set_default_dtype(torch.float64)\n"
@@ -121,18 +121,18 @@ def test_what_a_library_keeps_for_the_whole_program_is_said_not_to_be_there(
 ) -> None:
     module = types.ModuleType(library)
     monkeypatch.setitem(sys.modules, library, module)
-    assert not any(library in text for text in settings.that_stay())
+    assert not any(library in text for text in settings.state().stay)
 
     exec(filled, vars(module))
 
-    (text,) = (text for text in settings.that_stay() if library in text)
+    (text,) = (text for text in settings.state().stay if library in text)
     assert text.startswith(told)
 
 
 def test_levels_of_loggers_travel_and_are_taken_back() -> None:
     mine, other = logging.getLogger("my.training"), logging.getLogger("their.library")
     mine.setLevel(logging.DEBUG)
-    told = json.loads(json.dumps(settings.read()))
+    told = json.loads(json.dumps(settings.state().values))
     mine.setLevel(logging.NOTSET)
     assert told["logging"]["loggers"]["my.training"] == {"level": logging.DEBUG}
     assert "their.library" not in told["logging"]["loggers"]
@@ -243,7 +243,7 @@ def test_loggers_of_libraries_are_not_said_to_stay(
     log = logging.getLogger("telemetry_lib.shared")
     log.addFilter(print)
     try:
-        assert not [each for each in settings.that_stay() if "telemetry_lib" in each]
+        assert not [each for each in settings.state().stay if "telemetry_lib" in each]
     finally:
         log.removeFilter(print)
         sys.modules.pop("telemetry_lib", None)
@@ -267,7 +267,7 @@ def test_functions_and_filters_are_said_to_stay(code: str, sentence: str) -> Non
     program = (
         f"import json, logging; log = logging.getLogger('mine'); {code}\n"
         "from jupyter_distrib.libraries import settings\n"
-        "print(json.dumps([settings.read().get('logging', {}).get('loggers', {}), [*settings.that_stay()]]))"
+        "print(json.dumps([settings.state().values.get('logging', {}).get('loggers', {}), [*settings.state().stay]]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     loggers, told = json.loads(done.stdout)
@@ -280,7 +280,7 @@ def test_handlers_of_libraries_do_not_come_twice() -> None:
     logger = logging.getLogger("numpy")
     logger.addHandler(handler := logging.StreamHandler())
     try:
-        assert "numpy" not in settings.read().get("logging", {}).get("loggers", {})
+        assert "numpy" not in settings.state().values.get("logging", {}).get("loggers", {})
     finally:
         logger.removeHandler(handler)
 
@@ -289,7 +289,7 @@ def test_handlers_of_libraries_do_not_come_twice() -> None:
 def test_a_setting_that_a_rank_cannot_have_is_said_and_the_cell_runs(notebook: Notebook) -> None:
     notebook.ok(
         "from jupyter_distrib.libraries import settings\n"
-        "settings.read = lambda: {'numpy errors': {'divide': 'no such word'}}"
+        "settings.state = lambda: settings.State(values={'numpy errors': {'divide': 'no such word'}}, stay=())"
     )
 
     outcome = notebook.ok("%%distributed --ranks 1\nimport numpy\n'ran'")

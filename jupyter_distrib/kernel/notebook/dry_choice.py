@@ -17,9 +17,9 @@ from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel.capture.capture import Input
 from jupyter_distrib.kernel.notebook import dry_run
 from jupyter_distrib.kernel.notebook.dry_run import Forkserver, Play, World
-from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.session import Session
+from jupyter_distrib.kernel.settings.available import for_strategy
 from jupyter_distrib.kernel.settings.cell_options import AUTO_STRATEGY, DEFAULT_STRATEGY, Options
 from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.kernel.views.dry_run import CONTEXT_BYTES, FAILS, NO_FIT, TIGHT, DryRun, DryRuns, LargestBatch
@@ -66,7 +66,7 @@ class Asked:
         return [self._play(with_strategy(filled, name, own), world) for name, own in (*as_it_is, *CANDIDATES)]
 
     def _play(self, options: Options, world: World) -> Play:
-        options = cell_order.for_strategy(options, self.options.size)
+        options = for_strategy(options, self.options.size)
         setting = dry_run.setting(self.cell, options)
         return Play(
             cell=self.cell,

@@ -259,19 +259,19 @@ class _Running:
 
 def setting(cell: m.Cell, options: Options) -> m.Setting:
     """Return the setting of the played rank; `options` are complete."""
-    now = cell_order.ProcessState.now(remote=False)
+    now = cell_order.ProcessState.now()
     path = now.path
     if cell.script:
         folder = os.path.dirname(os.path.join(now.directory, cell.script))
         path = (folder, *(each for each in path if each != folder))
     return m.Setting(
-        env={**now.env, **options.env},
+        env={**now.env(remote=False), **options.env},
         directory=now.directory,
         umask=now.umask,
         path=path,
         argv=now.argv,
         package=now.package,
-        libraries=now.libraries,
+        libraries=now.libraries.values,
         strategy=options.strategy or "none",
         strategy_options=options.strategy_options,
     )

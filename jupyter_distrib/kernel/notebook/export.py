@@ -34,9 +34,9 @@ from jupyter_distrib.interfaces.framework import TORCH
 from jupyter_distrib.interfaces.strategy import load as load_strategy
 from jupyter_distrib.kernel.capture.capture import PROVIDED, global_names, read_submodules
 from jupyter_distrib.kernel.notebook.decorator import DistributedFunction
-from jupyter_distrib.kernel.session import cell_order
 from jupyter_distrib.kernel.session.runs.program import Program, is_literal
 from jupyter_distrib.kernel.session.runs.run import Run
+from jupyter_distrib.kernel.settings.available import for_strategy
 from jupyter_distrib.system import record_file
 from jupyter_distrib.system.record_file import DamagedFile
 
@@ -197,9 +197,7 @@ class _Script:
                 f"a cell with --strategy {name} cannot become a script for torchrun, whose ranks compute with torch: "
                 "run its text with the launcher of its own library"
             )
-        return name, dict(
-            cell_order.for_strategy(self.program.options, self.program.cell_options.size).strategy_options
-        )
+        return name, dict(for_strategy(self.program.options, self.program.cell_options.size).strategy_options)
 
     def _names_of_ranks(self) -> tuple[list[str], list[str]]:
         """Return the lines that define the names that ranks provide and the script reads, and the imports for them."""

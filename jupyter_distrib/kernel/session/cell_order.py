@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import cache
-from typing import Any
 
-from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run
-from jupyter_distrib.kernel.settings.cell_options import OPTIONS, GroupSize, Options
+from jupyter_distrib.kernel.settings.cell_options import OPTIONS, Options
 from jupyter_distrib.kernel.settings.settings import CellOptions
-from jupyter_distrib.libraries import mlflow, tracking
+from jupyter_distrib.libraries import known, mlflow, tracking
 from jupyter_distrib.libraries import settings as library_settings
 from jupyter_distrib.serialization import payload, shared_memory
 from jupyter_distrib.serialization.value_cache import Layout, ValueCache
@@ -38,14 +36,12 @@ CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 FALLBACK = {"JUPYTER_DISTRIB_BACKEND_FALLBACK": "1"}
 _EVERYWHERE = ("NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "TORCH_CPP_LOG_LEVEL")
 """Prefixes of variables on communication between ranks, which are sent even if the notebook has not set them."""
-_SIZES = 1000
-"""Maximum number of sizes of a worker group for which a strategy is asked whether it works."""
 _NOWHERE = ("RAY_AUTH_",)
 """Prefixes of variables that are never sent: the key to the cluster, which a cell that runs on it does not need."""
 
 
 class Outgoing:
-    """Inputs that are sent once. Leaving it as a context frees what was not sent.
+    """Inputs that are sent once. `close` frees what was not sent.
 
     Args:
         packed: The pickled inputs.
@@ -60,7 +56,8 @@ class Outgoing:
         self._cache = cache
         parcel, views = payload.laid_out(packed)
         self._layout = cache.lay_out(parcel, views, limit_bytes) if views else Layout(parcel=parcel, new=())
-        self.in_parcel = not (self._layout.new or len(self._layout.reused))
+        self.parcel = self._layout.parcel
+        self.in_parcel = not views
         """Whether the parcel itself holds everything."""
         self._memory = -1
         """The descriptor of the new memory when it is complete."""
@@ -72,10 +69,6 @@ class Outgoing:
             except BaseException:
                 self._layout.reused.close()
                 raise
-
-    @property
-    def parcel(self) -> m.Parcel:
-        return self._layout.parcel
 
     def fill(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Copy the values into shared memory until `given_up` returns True; later changes of them have no effect."""
@@ -106,12 +99,6 @@ class Outgoing:
         Descriptors((self._memory,) if self._memory >= 0 else ()).close()
         self._memory = -1
 
-    def __enter__(self) -> Outgoing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 @data_class
 class WrittenInputs:
@@ -126,27 +113,36 @@ class WrittenInputs:
 class ProcessState:
     """The state of the kernel's process that is reproduced on the ranks."""
 
-    env: dict[str, str]
+    variables: dict[str, str]
+    """All environment variables."""
+    chosen: dict[str, str | None]
+    """The variables by which ranks find what the notebook has chosen in a library; None for one to leave out."""
     directory: str
     umask: int | None
     path: tuple[str, ...]
     argv: tuple[str, ...]
     package: str
-    libraries: dict[str, Any]
+    libraries: library_settings.State
 
     @classmethod
-    def now(cls, *, remote: bool) -> ProcessState:
+    def now(cls) -> ProcessState:
         directory = os.getcwd()
         path = [folder or directory for folder in sys.path]
         return cls(
-            env=mlflow.with_choices(travelling_variables() if remote else process_environment.variables()),
+            variables=process_environment.variables(),
             directory=directory,
             umask=process_environment.umask(),
             path=tuple(path),
             argv=process_environment.argv(),
             package=process_environment.package(),
-            libraries=library_settings.read(),
+            chosen=mlflow.chosen(),
+            libraries=library_settings.state(),
         )
+
+    def env(self, *, remote: bool) -> dict[str, str]:
+        """Return the variables for ranks on this machine, or on other machines (`remote`)."""
+        env: dict[str, str | None] = {**(travelling(self.variables) if remote else self.variables), **self.chosen}
+        return {name: value for name, value in env.items() if value is not None}
 
 
 @data_class
@@ -190,23 +186,43 @@ class Order:
     request: CellRequest
     options: CellOptions
     """The options of the cell, with those of its strategy in the form that ranks get."""
+    process_state: ProcessState
     setups: tuple[m.Setup, ...] = ()
     """The set-ups of the notebook."""
-    process_state: ProcessState | None = None
-    """The state of the process at submission; None for the present one."""
+    reason_for_new: str = ""
+    """The reason why it needs new ranks, if a library that it imports does."""
     context: Mapping[str, object] = field(default_factory=dict)
     """The trackers' state in the thread that submitted the run."""
     predicted: Mapping[int, int] = field(default_factory=dict)
     """The peak of tensors on each GPU by a dry run of the cell, by number of ranks."""
 
-    def as_it_is_now(self, cache: ValueCache, *, remote: bool) -> Order:
+    @classmethod
+    def of(cls, request: CellRequest, setups: tuple[m.Setup, ...]) -> Order:
+        """Return the order for a request, with its strategy's answers.
+
+        Raises:
+            OptionsError, DistributedError: The strategy refuses the run.
+        """
+        from jupyter_distrib.kernel.settings.available import for_strategy
+
+        sources, options = request.sources(), request.options
+        process_state = ProcessState.now()
+        takes_new = not (options.filled.warm or request.handles) and options.filled.on is None
+        return cls(
+            request=request,
+            process_state=process_state,
+            setups=setups,
+            reason_for_new=known.first_imported(sources) if takes_new else "",
+            options=replace(options, filled=for_strategy(options.filled, options.size)),
+        )
+
+    def as_it_is_now(self, cache: ValueCache) -> Order:
         """Return the order with copies of everything that may change before the run begins."""
         packed, outgoing = self.request.inputs, self.outgoing(cache)
         outgoing.fill()
         return replace(
             self,
             request=replace(self.request, inputs=WrittenInputs(outgoing=outgoing, sent=packed.sent)),
-            process_state=ProcessState.now(remote=remote),
             context=trackers.context(self.options.filled.track, self.request.uses),
         )
 
@@ -268,7 +284,7 @@ def _unanswered(run: Run, order: Order) -> str:
 def setting(order: Order, options: Options, connection: Connection) -> m.Setting:
     """Return the setting of each rank for the cell; `options` include the observers' variables."""
     facts = connection.facts
-    process_state = order.process_state or ProcessState.now(remote=facts.remote)
+    process_state = order.process_state
     path = process_state.path
     if script := order.request.cell.script:
         folder = os.path.dirname(os.path.join(process_state.directory, script))
@@ -278,7 +294,7 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
         path = _user_folders((*path, *(each for each in folders if each not in path)))
     return m.Setting(
         env={
-            **process_state.env,
+            **process_state.env(remote=facts.remote),
             **(CHECKED if options.check else {}),
             **(FALLBACK if options.backend_fallback else {}),
             **options.env,
@@ -290,39 +306,13 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
         argv=process_state.argv,
         package=process_state.package,
         own_libraries=facts.elsewhere,
-        libraries=process_state.libraries,
+        libraries=process_state.libraries.values,
         strategy=options.strategy or "none",
         strategy_options=options.strategy_options,
         numa_binding=options.numa_binding or "",
         keep=options.keep,
         by_value=options.detach,
     )
-
-
-def for_strategy(options: Options, size: GroupSize) -> Options:
-    """Return the options with those of their strategy in the form that ranks get, and with the strategy's variables.
-
-    Raises:
-        OptionsError, DistributedError: The strategy refuses the run.
-    """
-    from jupyter_distrib.kernel.settings.available import StrategyStart, strategy_environment, strategy_ready
-
-    name, given = options.strategy or "none", options.strategy_options
-    start = StrategyStart(names=vars(sys.modules["__main__"]), ranks=size.count, on_cpu=not size.gpus)
-    for ranks in size.several[:_SIZES] if size.least else ():
-        try:
-            strategy_ready(name, given, replace(start, ranks=ranks))
-        except DistributedError as error:
-            nodes = options.pool_options.get("nodes", "")
-            flag, wanted = "--gpus" if size.gpus else "--ranks", options.gpus or options.ranks
-            told = f"--nodes {nodes}" if ":" in nodes else f"{flag} {wanted}"
-            raise type(error)(
-                f"{told} may give {ranks} rank{'s' * (ranks > 1)}, which does not work: {error}"
-            ) from None
-    if (own := strategy_ready(name, given, start)) is not given:
-        options = replace(options, strategy_options=dict(own))
-    given_variables = strategy_environment(name, own)
-    return with_variables(options, given_variables) if given_variables else options
 
 
 def with_variables(options: Options, given: Mapping[str, str]) -> Options:
@@ -338,15 +328,15 @@ def without_effect(options: Options, connection: Connection) -> Iterator[str]:
             yield f"{option.flag} has no meaning on the {connection.facts.kind} pool: {ignored[option.name]}"
 
 
-def travelling_variables() -> dict[str, str]:
-    """Return the variables for ranks on other machines: variables that the notebook has set or changed itself.
+def travelling(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return those of all variables that are for ranks on other machines: that the notebook has set or changed itself.
 
     The variables with which the kernel was started are about its own machine, or are secrets that nobody asked to send.
     """
     at_start = _at_start()
     return {
         name: value
-        for name, value in process_environment.variables().items()
+        for name, value in variables.items()
         if not name.startswith(_NOWHERE)
         if name.startswith(_EVERYWHERE) or at_start.get(name, value if not at_start else None) != value
     }

@@ -1,22 +1,17 @@
 """Makes the runs of this kernel: one that waits in the queue, one on the ranks that it has got, and one for a detached
-run that goes on somewhere; and the facts about each for its observers. In the thread that runs the cell."""
+run that goes on somewhere. In the thread that runs the cell."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import filterfalse
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
-from jupyter_distrib.kernel.session.cell_order import CellRequest, Order
+from jupyter_distrib.kernel.session.cell_order import Order
 from jupyter_distrib.kernel.session.pools.connection import Connection, WorkerGroup
 from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
-from jupyter_distrib.kernel.settings.cell_options import Options
-from jupyter_distrib.libraries import settings
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire import messages as m
 
@@ -57,7 +52,7 @@ def on_group(group: WorkerGroup, order: Order, queued: Run | None, *, run_id: st
     ranks = tuple(sorted(options.on)) if options.on is not None else tuple(range(size))
     if missing := set(ranks) - set(range(size)):
         raise PoolError(f"--on names {rank_list(missing)}, but there are {rank_list(range(size))} only.")
-    stay = [*filterfalse(group.announced.__contains__, settings.that_stay())]
+    stay = [*filterfalse(group.announced.__contains__, order.process_state.libraries.stay)]
     group.announced.update(stay)
     link = replace(_link(group.connection, run_id), debug=_debug(group, run_id))
     cell, in_words = _lines(request.cell), request.in_words
@@ -119,47 +114,3 @@ def _link(connection: Connection, run: str) -> PoolLink:
 def _debug(group: WorkerGroup, run: str) -> Callable[[int, str, str], object]:
     node = group.connection.node
     return lambda rank, action, line: node.send(m.Debug(run=run, group=group.name, rank=rank, action=action, line=line))
-
-
-def observed_facts(
-    run: Run,
-    request: CellRequest | None = None,
-    options: Options | None = None,
-    *,
-    track: tuple[str, ...] = (),
-    context: Mapping[str, object] | None = None,
-    predicted: Mapping[int, int] | None = None,
-) -> ObservedRun:
-    """Return the facts about a run for its observers. A run without a request is an attached one; `track` then lists
-    the trackers that it writes to."""
-    record = run.record
-    return ObservedRun(
-        id=record.run,
-        label=record.label,
-        source=(request.shown or request.cell.source) if request is not None else "",
-        options=({"track": track} if track else {}) if options is None else options.given(),
-        strategy=record.strategy,
-        pool=run.link.pool,
-        ranks=tuple(record.ranks),
-        world_size=record.world_size,
-        gpus=record.gpus,
-        detached=run.detached,
-        attached=request is None,
-        began_at_s=run.clock.began_at_s,
-        note=run.note,
-        context=context or {},
-        uses=request.uses if request is not None else {},
-        arguments=request.arguments if request is not None else {},
-        predicted_bytes=(predicted or {}).get(record.world_size),
-    )
-
-
-@contextmanager
-def reporting_a_failed_start(run: Run) -> Iterator[None]:
-    """Report the end of the run to its observers if an exception keeps the cell from being sent."""
-    try:
-        yield
-    except BaseException:
-        if not run.done():
-            run.observers.notify(m.Ended(run=run.id, at_s=time.monotonic()), run.record)
-        raise

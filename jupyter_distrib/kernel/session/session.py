@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from jupyter_distrib.kernel.session.pools.pool_manager import (
 )
 from jupyter_distrib.kernel.session.predicted_peaks import PredictedPeaks
 from jupyter_distrib.kernel.session.rank_queries import RankQueries
-from jupyter_distrib.kernel.session.runs.observers import Observers
+from jupyter_distrib.kernel.session.runs.observers import Observers, reporting_a_failed_start
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.session.runs.run_history import RunHistory
@@ -47,7 +47,6 @@ from jupyter_distrib.kernel.session.setups import Setups
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.choices import Choices
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, CellOptions, NamedPool, Settings
-from jupyter_distrib.libraries import known
 from jupyter_distrib.pools.base import capabilities_of, usable_kinds
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.serialization.value_cache import ValueCache
@@ -130,7 +129,7 @@ class Session:
         capabilities = capabilities_of(self.settings.pools[filled.pool or ""].kind)
         if capabilities.runs_in_send:
             return self._begin(order)
-        order = order.as_it_is_now(self.sent_values, remote=capabilities.remote)
+        order = order.as_it_is_now(self.sent_values)
         run = new_runs.queued(order, self._new_id())
         self._remember(run)
 
@@ -157,20 +156,18 @@ class Session:
 
     def _order(self, request: CellRequest) -> Order:
         """Return the order for a request, with its strategy's answers."""
-        options = request.options
-        for text in self.choices.unannounced(options.settings) if options.settings.ignored else ():
+        settings = request.options.settings
+        for text in self.choices.unannounced(settings) if settings.ignored else ():
             print(text)
-        filled = cell_order.for_strategy(options.filled, options.size)
+        order = Order.of(request, self.setups.to_send())
+        filled = order.options.filled
         if filled.track:
             trackers.check_installed(filled.track)
-        strategy, own = filled.strategy or "none", filled.strategy_options
-        predicted = self.predicted_peaks
-        return Order(
-            request=request,
-            options=replace(options, filled=filled),
-            setups=self.setups.to_send(),
-            predicted=predicted.of(request.cell, request.inputs, strategy, own) if predicted.found else {},
-        )
+        if self.predicted_peaks.found:
+            strategy, own = filled.strategy or "none", filled.strategy_options
+            predicted = self.predicted_peaks.of(request.cell, request.inputs, strategy, own)
+            order = replace(order, predicted=predicted)
+        return order
 
     def reads_files(self, options: CellOptions) -> bool:
         """Return whether the ranks of a cell are sure to have the files of this machine."""
@@ -194,11 +191,13 @@ class Session:
             fallback = self._fallback(order)
             if not fallback or (queued is not None and (queued.interrupted or not queued.start.state)):
                 raise
+            from jupyter_distrib.kernel.settings.available import for_strategy
+
             refused = f"on the pool {fallback}, since {order.options.filled.pool} refused: {error}"
             request = replace(order.request, notes=(*order.request.notes, refused))
         given = replace(order.request.options.given, pool=fallback, pool_options={})
         options = self.settings.completed(given)
-        filled = cell_order.for_strategy(options.filled, options.size)
+        filled = for_strategy(options.filled, options.size)
         order = replace(order, request=request, options=replace(options, filled=filled, origins=""))
         patient = replace(concurrent, wait_s=PATIENCE_S) if concurrent else None
         return self._begin_on_ranks(order, queued, patient)
@@ -225,43 +224,44 @@ class Session:
         request, options, say = order.request, order.options.filled, concurrent.say if concurrent else print
         if not self._kept_values.dropped.empty():
             self.pass_on()
+        run_id = queued.id if queued else self._new_id()
         takes_new = not (options.warm or request.handles) and options.on is None
-        first = known.first_imported(request.sources()) if takes_new else ""
-        unused = takes_new and bool(request.cell.script or first)
+        unused = takes_new and bool(request.cell.script or order.reason_for_new)
         start = RankStart(
-            pool=options.pool or "", label=request.label, cell=request.cell_id, run=queued.id if queued else ""
+            pool=options.pool or "", label=request.label, cell=request.cell_id, run=run_id if queued else ""
         )
         claim = self.pools.claiming(order.options, start, request.handles, concurrent=concurrent, unused=unused)
         with claim as group:
-            for text in cell_order.without_effect(options, group.connection):
+            capabilities = group.connection.facts.capabilities
+            for text in cell_order.without_effect(options, group.connection) if capabilities.ignored_options else ():
                 (print if queued is None else queued.note)(text)
             outgoing = order.outgoing(self.sent_values)
-            with outgoing if queued is None else nullcontext():
-                if not group.connection.facts.capabilities.streams_content:
+            with closing(outgoing) if queued is None else nullcontext():
+                if not (outgoing.in_parcel or capabilities.streams_content):
                     outgoing.fill()
-                parcel = outgoing.parcel
                 if queued is not None:
                     queued.stop_by(lambda force: self._give_up_starting(group))
                 if group.state is not GroupState.OPEN or group.connection.versions.refusal:
                     self.pools.wait_open(group, say)
-                if first:
-                    group.notes = (*group.notes, first)
-                run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
+                if order.reason_for_new:
+                    group.notes = (*group.notes, order.reason_for_new)
+                run = new_runs.on_group(group, order, queued, run_id=run_id)
                 run.on_ended.append(lambda: self._after(group, run))
                 if not outgoing.in_parcel:
                     run.on_ended.append(self.sent_values.tidy)
                 run.values.held = request.inputs.sent
                 if (on_ended := request.on_ended) is not None:
                     run.on_ended.append(lambda: on_ended(run))
-                with new_runs.reporting_a_failed_start(run):
-                    facts = new_runs.observed_facts(
-                        run, request, options, context=order.context, predicted=order.predicted
-                    )
-                    given = self.observers.follow(facts, run) if request.observed else {}
-                    if (settings := order.options.settings).notify and request.observed and not run.detached:
-                        run.observers.add(self.notifier.of(facts, settings))
-                    options = cell_order.with_variables(options, given)
-                    command = cell_order.command(order, options, parcel, run, group)
+                with reporting_a_failed_start(run):
+                    if request.observed:
+                        given = self.observers.follow(
+                            run, request, options, context=order.context, predicted=order.predicted
+                        )
+                        options = cell_order.with_variables(options, given)
+                        facts, settings = run.observers.facts, order.options.settings
+                        if facts is not None and settings.notify and not run.detached:
+                            run.observers.add(self.notifier.of(facts, settings))
+                    command = cell_order.command(order, options, outgoing.parcel, run, group)
                     self._send(run, group, command, outgoing)
         return run
 
@@ -389,7 +389,7 @@ class Session:
 
         def make(event: m.Attached) -> Run:
             run = new_runs.attached(event, connection, remark)
-            self.observers.follow(new_runs.observed_facts(run, track=event.trackers), run)
+            self.observers.follow(run, track=event.trackers)
             return run
 
         answer = connection.attach(name or "" if listed is None else listed.run, make)

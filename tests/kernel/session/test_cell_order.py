@@ -26,8 +26,8 @@ def test_a_queued_order_has_copies_and_keeps_no_value_of_the_notebook() -> None:
         options=options,
         label="Cell In[1]",
     )
-    order = Order(request=request, options=options)
-    queued = order.as_it_is_now(cache, remote=False)
+    order = Order.of(request, ())
+    queued = order.as_it_is_now(cache)
     del value, request, order
     gc.collect()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_distrib.kernel.session import cell_order
+from jupyter_distrib.kernel.session.cell_order import ProcessState
 from tests.notebook import Notebook
 from tests.wheels import environment, install, wheel
 
@@ -113,4 +114,6 @@ def test_other_machines_get_what_the_notebook_has_set_and_no_key(monkeypatch: py
     now = {**at_start, "PATHS": "new", "OWN": "1", "RAY_AUTH_TOKEN": "secret"}
     monkeypatch.setattr(cell_order, "_at_start", lambda: at_start)
     monkeypatch.setattr(cell_order.process_environment, "variables", lambda: now)
-    assert cell_order.travelling_variables().keys() == now.keys() - {"HF_TOKEN", "RAY_AUTH_TOKEN"}
+    process_state = ProcessState.now()
+    assert process_state.env(remote=False) == now
+    assert process_state.env(remote=True).keys() == now.keys() - {"HF_TOKEN", "RAY_AUTH_TOKEN"}

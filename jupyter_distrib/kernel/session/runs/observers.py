@@ -19,14 +19,17 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.kernel import trackers
 from jupyter_distrib.kernel.record.observer import Follow, ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.system import entry_points, interrupts
 from jupyter_distrib.wire import messages as m
 
@@ -52,40 +55,39 @@ EVENT_BYTES = 1000
 """Minimum size that counts for an event."""
 
 
+@dataclass(slots=True, eq=False)
 class RunObservers:
     """The observers of one run."""
 
-    def __init__(self) -> None:
-        self.facts: ObservedRun | None = None
-        """The facts about the run; None while it waits for its turn or for ranks."""
-        self._observers: tuple[Observer, ...] = ()
-        self._threads: tuple[ObserverThread, ...] = ()
+    facts: ObservedRun | None = None
+    """The facts about the run; None while it waits for its turn or for ranks."""
+    trackers: tuple[str, ...] = ()
+    """The experiment trackers that record the run."""
+    own: tuple[Observer, ...] = ()
+    """The observers that return at once."""
+    _threads: tuple[ObserverThread, ...] = ()
 
     def add(self, *observers: Observer) -> None:
-        self._observers = (*self._observers, *observers)
+        self.own = (*self.own, *observers)
 
     def remove(self, observer: Observer) -> None:
-        self._observers = tuple(each for each in self._observers if each is not observer)
+        self.own = tuple(each for each in self.own if each is not observer)
 
     def add_thread(self, thread: ObserverThread) -> None:
         """Add an observer with a thread of its own."""
         self._threads = (*self._threads, thread)
-        self.add(thread)
+        if thread.is_tracker:
+            self.trackers = (*self.trackers, thread.name)
 
     def notify(self, event: m.RunEvent, record: RunRecord) -> None:
         """Pass an event, just folded into the record, to all observers. Returns at once."""
-        for observer in self._observers:
+        for observer in (*self.own, *self._threads):
             observer.observe(event, record)
-
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """The experiment trackers that record the run."""
-        return tuple(each.name for each in self._observers if isinstance(each, ObserverThread) and each.is_tracker)
 
     @property
     def unfinished(self) -> bool:
         """Return whether some observer continues in the background."""
-        return any(isinstance(each, ObserverThread) and each.is_behind for each in self._observers)
+        return any(thread.is_behind for thread in self._threads)
 
     def finish(self, given_up: Callable[[], bool]) -> None:
         """Wait, for a bounded time, until observers with a thread of their own have handled the end of the run."""
@@ -99,6 +101,71 @@ class Followed(Protocol):
 
     record: RunRecord
     observers: RunObservers
+    link: Any
+    clock: Any
+    detached: bool
+
+    def note(self, text: str) -> None: ...
+
+    def done(self) -> bool: ...
+
+
+class Requested(Protocol):
+    """The part of a requested cell that its observers use."""
+
+    @property
+    def cell(self) -> m.Cell: ...
+
+    @property
+    def shown(self) -> str: ...
+
+    @property
+    def uses(self) -> Mapping[str, object]: ...
+
+    @property
+    def arguments(self) -> Mapping[str, object]: ...
+
+
+def _facts(
+    run: Followed,
+    request: Requested | None,
+    options: Options | None,
+    *,
+    track: tuple[str, ...],
+    context: Mapping[str, object] | None,
+    predicted: Mapping[int, int] | None,
+) -> ObservedRun:
+    record = run.record
+    return ObservedRun(
+        id=record.run,
+        label=record.label,
+        source=(request.shown or request.cell.source) if request is not None else "",
+        options=({"track": track} if track else {}) if options is None else options.given(),
+        strategy=record.strategy,
+        pool=run.link.pool,
+        ranks=tuple(record.ranks),
+        world_size=record.world_size,
+        gpus=record.gpus,
+        detached=run.detached,
+        attached=request is None,
+        began_at_s=run.clock.began_at_s,
+        note=run.note,
+        context=context or {},
+        uses=request.uses if request is not None else {},
+        arguments=request.arguments if request is not None else {},
+        predicted_bytes=(predicted or {}).get(record.world_size),
+    )
+
+
+@contextmanager
+def reporting_a_failed_start(run: Followed) -> Iterator[None]:
+    """Report the end of the run to its observers if an exception keeps the cell from being sent."""
+    try:
+        yield
+    except BaseException:
+        if not run.done():
+            run.observers.notify(m.Ended(run=run.record.run, at_s=time.monotonic()), run.record)
+        raise
 
 
 class Observers:
@@ -114,16 +181,34 @@ class Observers:
         """Observers that end in the background and may not have finished."""
         atexit.register(self._flush)
 
-    def follow(self, facts: ObservedRun, run: Followed) -> dict[str, str]:
-        """Add the observers of a run that begins or is attached. Return environment variables for its ranks."""
-        run.observers.facts = facts
+    def follow(
+        self,
+        run: Followed,
+        request: Requested | None = None,
+        options: Options | None = None,
+        *,
+        track: tuple[str, ...] = (),
+        context: Mapping[str, object] | None = None,
+        predicted: Mapping[int, int] | None = None,
+    ) -> dict[str, str]:
+        """Add the observers of a run that begins or is attached. Return environment variables for its ranks.
+
+        Args:
+            run: The run.
+            request: The cell; None for an attached run.
+            options: Its options; None for an attached run.
+            track: The trackers that an attached run writes to.
+            context: The trackers' state in the thread that submitted the run.
+            predicted: The peak of tensors on each GPU by a dry run of the cell, by number of ranks.
+        """
+        facts = run.observers.facts = _facts(run, request, options, track=track, context=context, predicted=predicted)
         tracking = trackers.wanted(facts.trackers, facts.uses, attached=facts.attached)
-        own = []
         for follow in self.own:
             if (observer := follow(facts)) is not None:
-                own.append(observer)
-        run.observers.add(*own)
+                run.observers.own = (*run.observers.own, observer)
         tracking += [PROFILE] if facts.attached or PROFILE in facts.options else []
+        if not (tracking or _entry_points() or self._behind):
+            return {}
         names = [*_entry_points(), *(name for name in tracking if name not in _entry_points())]
         given: list[Mapping[str, str]] = []
         threads = []
