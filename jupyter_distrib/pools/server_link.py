@@ -13,7 +13,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
@@ -54,11 +54,14 @@ class LocalNode(Node):
 
     def send(self, command: m.Command, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         """Send as much of a command as the socket accepts now; a thread sends the rest."""
-        with interrupts.Uninterrupted(), self._sending, descriptors:
-            fds = tuple(descriptors)
+        owned = nullcontext(()) if descriptors is NO_DESCRIPTORS else descriptors
+        with interrupts.Uninterrupted(), self._sending, owned as each:
+            fds = tuple(each)
             if self._link.fileno() >= 0:
                 self._link.post(encode(command, len(fds)), fds)
-                self._flush()
+                with suppress(OSError):  # the reader notices that the agent is gone, and says so
+                    if not (self._draining or self._link.flush()):
+                        self._drain_in_thread()
 
     def has_ended(self) -> bool:
         """Return whether the agent's process has ended, even if the end of its link has not been read yet."""
@@ -68,7 +71,7 @@ class LocalNode(Node):
     def close(self) -> None:
         with interrupts.Uninterrupted(), self._sending:
             self._closed = True
-            self._flush()
+            self._close_if_sent()
 
     def give_up(self, ranks: Sequence[int]) -> None:
         """Close the link to an agent that does not answer, so that the next cell gets another one: release its name,
@@ -80,20 +83,18 @@ class LocalNode(Node):
                 os.kill(pid, signal.SIGKILL)
         self.close()
 
-    def _flush(self) -> None:
-        """Send as much as the socket accepts. Called with `_sending` held; does nothing while `_drain` runs."""
-        if self._draining:
-            return
-        with suppress(OSError):  # the reader notices that the agent is gone, and says so
-            self._link.flush()
-            if self._link.unsent:
-                self._draining = True
-                threading.Thread(target=self._drain, name="jupyter_distrib-write", daemon=True).start()
-            elif self._closed:
+    def _close_if_sent(self) -> None:
+        """Close a closed link once nothing is left to send. Called with `_sending` held."""
+        if self._closed and not self._draining:
+            with suppress(OSError):
                 self._link.sock.shutdown(socket.SHUT_RDWR)
 
+    def _drain_in_thread(self) -> None:
+        """Send the rest to an agent that reads more slowly than commands are sent."""
+        self._draining = True
+        threading.Thread(target=self._drain, name="jupyter_distrib-write", daemon=True).start()
+
     def _drain(self) -> None:
-        """Send the rest, in a thread, to an agent that reads more slowly than commands are sent."""
         poll = select.poll()
         poll.register(self._link.sock, select.POLLOUT)
         while self._draining:
@@ -101,10 +102,9 @@ class LocalNode(Node):
             with self._sending:
                 self._draining = False
                 with suppress(OSError):
-                    self._link.flush()
-                    self._draining = self._link.unsent
+                    self._draining = not self._link.flush()
         with self._sending:
-            self._flush()
+            self._close_if_sent()
 
     def _read(self) -> None:
         agent, reason = -1, "the agent that looks after the ranks has ended"

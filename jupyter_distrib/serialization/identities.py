@@ -4,7 +4,7 @@ copy on a rank has another id, so the objects travel in place of their ids. Kern
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 _ADDRESSES = range(1 << 32, 1 << 48)
@@ -14,26 +14,24 @@ _MOST = 100_000
 _MOST_INSIDE = 100
 """Length from which what a collection holds is not looked at."""
 _DEPTH = 3
-_KINDS = frozenset({list, tuple, set, frozenset, dict})
+CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
+"""The types that may be or hold collections of ids."""
 
 
+@dataclass(slots=True, eq=False)
 class Identities:
-    """The forms in which collections of ids are sent.
+    """The forms in which collections of ids are sent."""
 
-    Args:
-        objects: The tensors and modules that travel, by their ids; empty as long as they are not known.
-    """
-
-    def __init__(self, objects: Mapping[int, object] = MappingProxyType({})) -> None:
-        self._objects = objects
-        self._sent: dict[int, tuple[object, object]] = {}
-        """The stand-ins by the ids of the collections, each with its collection, which has to live as long."""
-        self.may_be_needed = False
-        """Whether there was a collection of what may be ids."""
+    objects: Mapping[int, object] = field(default_factory=dict)
+    """The tensors and modules that travel, by their ids; empty as long as they are not known."""
+    may_be_needed: bool = field(default=False, init=False)
+    """Whether there was a collection of what may be ids."""
+    _sent: dict[int, tuple[object, object]] = field(default_factory=dict, init=False)
+    """The stand-ins by the ids of the collections, each with its collection, which has to live as long."""
 
     def sent(self, value: Any, depth: int = _DEPTH) -> Any:
         """Return what to send for a value: itself, or a stand-in for a collection that has or holds ids of objects."""
-        if type(value) not in _KINDS or not 0 < len(value) <= _MOST:
+        if type(value) not in CONTAINERS or not 0 < len(value) <= _MOST:
             return value
         if id(value) in self._sent:
             return self._sent[id(value)][1]
@@ -42,24 +40,24 @@ class Identities:
             self._sent[id(value)] = value, made
         return made
 
-    def changed(self, values: dict[str, Any]) -> dict[str, object]:
+    def changed(self, values: Mapping[str, Any]) -> dict[str, object]:
         """Return those of named values for which something else is to be sent."""
         return {
             name: made
             for name, value in values.items()
-            if type(value) in _KINDS and value and (made := self.sent(value)) is not value
+            if type(value) in CONTAINERS and value and (made := self.sent(value)) is not value
         }
 
     def _of_ids(self, value: Any) -> Any:
         self.may_be_needed = True
-        has_ids = any(type(each) is int and each in self._objects for each in value)
-        return _Collection(value, self._objects) if has_ids else value
+        has_ids = any(type(each) is int and each in self.objects for each in value)
+        return _Collection(value, self.objects) if has_ids else value
 
     def _with_items(self, value: Any, depth: int) -> Any:
         if not depth or type(value) not in (list, tuple, dict) or len(value) > _MOST_INSIDE:
             return value
         items = list(value.values() if type(value) is dict else value)
-        if _KINDS.isdisjoint(map(type, items)):
+        if CONTAINERS.isdisjoint(map(type, items)):
             return value
         made = [self.sent(item, depth - 1) for item in items]
         if all(new is old for new, old in zip(made, items, strict=True)):

@@ -36,7 +36,6 @@ from jupyter_distrib.serialization.picklers import (
     InputPickler,
     ResultPickler,
     ShardFinder,
-    inputs_in_order,
     torch_objects_in,
 )
 from jupyter_distrib.serialization.tensors import DEVICE, Tensors
@@ -66,14 +65,12 @@ class Packed:
     """A pickle and its out-of-band buffers, which are still the memory of the objects themselves."""
 
     data: bytes
-    buffers: tuple[memoryview, ...] = ()
+    buffers: tuple[memoryview, ...]
     """One-dimensional views of bytes, in pickle order; each keeps its object's memory alive."""
+    size_bytes: int
+    """The size of both."""
     sent: tuple[object, ...] = ()
     """The kernel's functions and classes in the pickle, which ranks return by key: keep them until values have come."""
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.data) + sum(view.nbytes for view in self.buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +116,13 @@ def pack_inputs(
         PayloadError: A value cannot be pickled; `problem` then describes it.
     """
     options: dict[str, Any] = {"shared": shared or {}, "reads_files": reads_files}
-
-    def packed(identities: Identities) -> Packed:
-        pickler = partial(InputPickler, namespace, identities=identities, **options)
-        parts = inputs_in_order({name: identities.sent(value) for name, value in inputs.items()})
-        return _packed(pickler, parts, results=False)
-
+    pickler, identities = partial(InputPickler, namespace, **options), Identities()
     try:
-        first = packed(identities := Identities())
+        packed = _packed(partial(pickler, identities=identities), InputPickler.dump_inputs, inputs, results=False)
         if identities.may_be_needed and (objects := torch_objects_in(inputs, namespace, **options)):
-            return packed(Identities(objects))
-        return first
+            again = partial(pickler, identities=Identities(objects))
+            return _packed(again, InputPickler.dump_inputs, inputs, results=False)
+        return packed
     except (Exception, SystemExit) as error:  # foreign code, whose `__getstate__` may call `sys.exit`
         raise PayloadError(f"A variable cannot be sent to the ranks: {error}") from error
 
@@ -302,7 +295,8 @@ def pack_value(value: object, *, by_value: bool, run: str, deferred: bool = Fals
 
 def pack_result(value: object, by_value: bool, run: str, *, deferred: bool = False) -> Packed:
     """Pickle a value of a rank as it is; errors of pickling are raised."""
-    return _packed(partial(ResultPickler, run, by_value), value, results=True, deferred=deferred)
+    pickler = partial(ResultPickler, run, by_value)
+    return _packed(pickler, ResultPickler.dump, value, results=True, deferred=deferred)
 
 
 def _without_bad_items(value: Any, reason: str, by_value: bool, run: str) -> object:
@@ -375,25 +369,39 @@ def kept_value(key: str) -> object:
 
 
 def _packed(
-    make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, *, results: bool, deferred: bool = False
+    make: Callable[[Any, Tensors, list[memoryview]], Any],
+    dump: Callable[[Any, Any], object],
+    value: object,
+    *,
+    results: bool,
+    deferred: bool = False,
 ) -> Packed:
     """Pickle, a second time if the first pass found large storages that are hardly used or on an accelerator, or arrays
-    that overlap."""
-    first = Tensors(results=results, look_first=True)
-    packed = _packed_once(make, value, first)
-    regions = first.arrays.overlapping()
-    compact = first.wasteful(regions)
-    if compact or first.left_out or regions:
-        again = Tensors(results=results, compact=compact, deferred=deferred, regions=regions)
-        packed = _packed_once(make, value, again)
-    return packed
+    that overlap.
 
-
-def _packed_once(make: Callable[[Any, Tensors, list[memoryview]], Any], value: object, torch: Tensors) -> Packed:
-    file, buffers = io.BytesIO(), list[memoryview]()
-    pickler = make(file, torch, buffers)
-    pickler.dump(value)
-    return Packed(data=file.getvalue(), buffers=tuple(buffers), sent=tuple(getattr(pickler, "sent", ())))
+    Args:
+        make: Makes the pickler.
+        dump: Its method that pickles the value.
+        value: The value, or inputs by name.
+        results: Whether it is a value of a rank.
+        deferred: See `pack_value`.
+    """
+    found: Tensors | None = None
+    objects = Tensors(results=results, look_first=True)
+    while True:
+        file, buffers = io.BytesIO(), list[memoryview]()
+        dump(pickler := make(file, objects, buffers), value)
+        if found is None and (buffers or objects.left_out or objects.arrays.seen):
+            found, regions = objects, objects.arrays.overlapping()
+            compact = found.wasteful(regions)
+            if compact or found.left_out or regions:
+                objects = Tensors(results=results, compact=compact, deferred=deferred, regions=regions)
+                continue
+        data = file.getvalue()
+        size_bytes = len(data) + sum(map(len, buffers))
+        return Packed(
+            data=data, buffers=tuple(buffers), size_bytes=size_bytes, sent=tuple(getattr(pickler, "sent", ()))
+        )
 
 
 def _loaded(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jupyter_distrib.serialization.picklers import InputPickler, NullFile, inputs_in_order
+from jupyter_distrib.serialization.picklers import InputPickler, NullFile
 from jupyter_distrib.serialization.tensors import Tensors
 
 _PATH_TIME_S = 0.5
@@ -50,7 +50,7 @@ def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> PicklePr
     """Return the first object that cannot be pickled; None if all can."""
     pickler = InputPickler(namespace, NullFile(), Tensors(results=False), [])
     try:
-        pickler.dump(inputs_in_order(inputs))
+        pickler.dump_inputs(inputs)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
         if isinstance(error.__cause__ or error, RecursionError) and (name := pickler.name) in inputs:
             deep = _type_name(inputs[name])

@@ -16,13 +16,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
 from jupyter_distrib.libraries import known
 from jupyter_distrib.serialization import definitions, exception_form, mapped_files, standard_objects
-from jupyter_distrib.serialization.identities import Identities
+from jupyter_distrib.serialization.identities import CONTAINERS, Identities
 from jupyter_distrib.serialization.tensors import Tensors, same
 from jupyter_distrib.system import file_owner, private_torch
 from jupyter_distrib.system.importable import is_only_here
@@ -49,11 +50,11 @@ _WEAK_CONTAINERS = weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakr
 _WEAK = weakref.ref, *_WEAK_CONTAINERS
 
 
+@dataclass(slots=True, eq=False)
 class Name:
     """Marks each input in the pickle, so that a failure on either side can name it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def __reduce__(self) -> tuple[Any, ...]:
         return begin_input, (self.name,)
@@ -224,13 +225,20 @@ class InputPickler(_Pickler):
         """Name of the last input reached."""
         self._memmap = getattr(sys.modules.get("numpy"), "memmap", None)
         """The only subclass of numpy's arrays that is usually large; numpy puts its data into the pickle itself."""
-        self._forms: Mapping[type, Callable[[Any], Any]] = known.sent_forms()
+        self._forms: Mapping[type, Callable[[Any], Any]] | None = None
+        """The forms of objects of known libraries; None until an object needs one."""
         self._form_by_class: dict[type, Callable[[Any], Any] | None] = {}
         self._by_value = ModulesByValue()
 
     def dump(self, obj: object) -> None:
         with self._by_value:
             super().dump(obj)
+
+    def dump_inputs(self, inputs: Mapping[str, object]) -> None:
+        """Pickle name, value, name, value, ..."""
+        if not CONTAINERS.isdisjoint(map(type, inputs.values())):
+            inputs = {**inputs, **self._identities.changed(inputs)}
+        self.dump([part for name, value in inputs.items() for part in (Name(name), value)])
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Name:
@@ -265,7 +273,9 @@ class InputPickler(_Pickler):
         try:
             return self._form_by_class[cls]
         except KeyError:
-            found = next((self._forms[base] for base in cls.__mro__ if base in self._forms), None)
+            if (forms := self._forms) is None:
+                forms = self._forms = known.sent_forms()
+            found = next((forms[base] for base in cls.__mro__ if base in forms), None)
             self._form_by_class[cls] = found
             return found
 
@@ -430,11 +440,6 @@ def _definition_of(obj: object) -> bytes | None:
     return file.getvalue()
 
 
-def inputs_in_order(inputs: Mapping[str, object]) -> list[object]:
-    """Return the objects to pickle for a set of inputs: name, value, name, value, ..."""
-    return [part for name, value in inputs.items() for part in (Name(name), value)]
-
-
 class ShardFinder(pickle.Pickler):
     """A pickler that collects only the sharded tensors, in an order that is the same on every rank."""
 
@@ -476,7 +481,7 @@ def torch_objects_in(
     if not hasattr(torch, "nn"):
         return {}
     finder = _TorchFinder(namespace, torch, **options)
-    finder.dump(inputs_in_order(inputs))
+    finder.dump_inputs(inputs)
     return finder.found
 
 

@@ -43,7 +43,7 @@ class SharedArrays:
         self._numpy: Any = numpy if hasattr(numpy, "ndarray") else None
         self._alone: dict[int, Any] = {}
         self._regions = regions or {}
-        self._seen: list[tuple[int, int, int, bool, Any]] = []
+        self.seen: list[tuple[int, int, int, bool, Any]] = []
         """Begin, end, bytes used, whether it is an array, and the object."""
 
     def reduce(self, obj: Any) -> Any:
@@ -57,7 +57,7 @@ class SharedArrays:
             return NotImplemented
         region = self._region(begin, end)
         if region is None:
-            self._seen.append((begin, end, min(obj.nbytes, end - begin), True, obj))
+            self.seen.append((begin, end, min(obj.nbytes, end - begin), True, obj))
             return NotImplemented
         offset = obj.__array_interface__["data"][0] - region.begin
         if type(obj) is self._numpy.memmap:
@@ -75,7 +75,7 @@ class SharedArrays:
         begin, size_bytes = storage.data_ptr(), storage.nbytes()
         region = self._region(begin, begin + size_bytes)
         if region is None:
-            self._seen.append((begin, begin + size_bytes, size_bytes, False, storage))
+            self.seen.append((begin, begin + size_bytes, size_bytes, False, storage))
             return NotImplemented
         return storage_in, (region, begin - region.begin, size_bytes)
 
@@ -88,7 +88,7 @@ class SharedArrays:
         found: dict[int, Region] = {}
         group: list[tuple[int, int, int, bool, Any]] = []
         group_end = 0
-        for each in sorted(self._seen, key=lambda each: each[:2]):
+        for each in sorted(self.seen, key=lambda each: each[:2]):
             if each[0] >= group_end:
                 found |= _shared_by(group, group_end)
                 group = []

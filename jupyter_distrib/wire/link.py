@@ -122,8 +122,8 @@ class Link:
         if data:
             self._outgoing.append((data, Descriptors.duplicates(fds) if fds else NO_DESCRIPTORS))
 
-    def flush(self) -> None:
-        """Send as much as the socket accepts now."""
+    def flush(self) -> bool:
+        """Send as much as the socket accepts now. Return whether that is all."""
         while self._outgoing:
             data, descriptors = self._outgoing[0]
             try:
@@ -133,8 +133,9 @@ class Link:
                     sent = socket.send_fds(self.sock, [data], tuple(descriptors), socket.MSG_DONTWAIT)
                     descriptors.close()
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             self._sent(sent)
+        return True
 
     def _plain_run(self) -> list[memoryview]:
         """Return the next frames that need no descriptors, to be sent together."""

@@ -16,23 +16,26 @@ import functools
 import linecache
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jupyter_distrib.errors import CaptureError, PayloadError
 from jupyter_distrib.kernel.capture import mlflow_use
 from jupyter_distrib.kernel.capture.capture import PROVIDED, Dropped, Input, global_names, reachable
 from jupyter_distrib.serialization import payload
-from jupyter_distrib.serialization.picklers import InputPickler, Name, inputs_in_order
+from jupyter_distrib.serialization.picklers import InputPickler, Name
 from jupyter_distrib.serialization.tensors import Tensors
 from jupyter_distrib.system import call_parts
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import size
 from jupyter_distrib.system.nested_code import codes_in, names_in
+from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
     from jupyter_distrib.serialization.pickle_errors import PickleProblem
 
+T = TypeVar("T")
 _OF_CALLS = {
     call_parts.FUNCTION: "function",
     call_parts.ARGUMENTS: "args",
@@ -55,6 +58,10 @@ class PackedInputs:
     packed: payload.Packed
     left_out: dict[str, str]
     """The names that are not sent, since the cell may not need them, each with the reason."""
+
+    def of_type(self, kind: type[T]) -> list[T]:
+        """Return the values of this type that travel."""
+        return [value for value in self.values.values() if isinstance(value, kind)]
 
     def uses(self, source: str) -> dict[str, object]:
         """Return the trackers that a program with these inputs uses, each with what its code says about it."""
@@ -151,6 +158,18 @@ def _with_submodules(values: Mapping[str, object], inputs: Mapping[str, Input]) 
         name: payload.ModuleInput(value, inputs[name].submodules) if inputs[name].submodules else value
         for name, value in values.items()
     }
+
+
+def explained(
+    cell: m.Cell, packed_inputs: PackedInputs, namespace: Mapping[str, object], dropped: Mapping[str, Dropped]
+) -> m.Cell:
+    """Return the cell with what is known of the names that its ranks lack, and the sources of their functions."""
+    sources, source = packed_inputs.sources(), cell.source
+    lacking = {
+        **unseen(source, packed_inputs, namespace),
+        **absent(source, packed_inputs, namespace, dropped),
+    }
+    return replace(cell, absent=lacking, sources=sources) if lacking or sources else cell
 
 
 def absent(
@@ -265,10 +284,10 @@ def _weights(
     ordered = dict(sorted(values.items(), key=lambda item: bool(global_names(item[1]) & values.keys())))
     meter = _Meter(namespace, Tensors(results=False), reads_files)
     try:
-        meter.dump(inputs_in_order(ordered))
+        meter.dump_inputs(ordered)
         if compact := meter.tensors.wasteful():
             meter = _Meter(namespace, Tensors(results=False, compact=compact), reads_files)
-            meter.dump(inputs_in_order(ordered))
+            meter.dump_inputs(ordered)
     except Exception:  # noqa: BLE001 - foreign code, which pickled well a moment ago
         return {}
     return meter.weights()

@@ -14,7 +14,7 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import getattr_static
@@ -90,7 +90,7 @@ class ModuleChanges:
         self._said: set[tuple[str, str]] = set()
 
     def sentences(
-        self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any], setups: Sequence[str]
+        self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any], setups: Callable[[], list[str]]
     ) -> list[str]:
         """Return a sentence on each change that matters to a cell and was not reported yet.
 
@@ -98,17 +98,18 @@ class ModuleChanges:
             source: The cell.
             inputs: What it reads of the notebook.
             namespace: The names of the notebook.
-            setups: The sources of the set-ups, in which changes hold on the ranks.
+            setups: Returns the sources of the set-ups, in which changes hold on the ranks.
         """
         self._look_at_cells(namespace)
         touched = {each for each in self._touched(source, inputs, namespace) if not is_only_here(each)}
         if not touched:
             return []
         new = [each for each in self._found.values() if self._matters(each, touched, namespace)]
-        done = _names_changed_by([source, *setups]) if new else set()
+        of_setups = setups()
+        done = _names_changed_by([source, *of_setups]) if new else set()
         found = [self._sentence(each) for each in new if each.name not in done]
         local = _local_modules(touched)
-        return [*found, *self._other_constants(local, [source, *setups]), *self._own_definitions(local, setups)]
+        return [*found, *self._other_constants(local, [source, *of_setups]), *self._own_definitions(local, of_setups)]
 
     def _touched(self, source: str, inputs: Sequence[Input], namespace: Mapping[str, Any]) -> set[str]:
         """Return the modules that a cell reads or imports, also in functions of the notebook."""

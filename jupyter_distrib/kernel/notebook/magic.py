@@ -38,7 +38,6 @@ from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.system import interrupts, open_files
-from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:  # what few cells need is imported where they need it
     from jupyter_distrib.kernel.notebook import sweep
@@ -178,7 +177,7 @@ class CellMagics(Magics):
             captured = replace(captured, inputs=sweep.inputs_with(captured, swept[0]))
         captured = replace(captured, inputs=with_shapes(current, captured.inputs))
         packed_inputs = self._pack(current, captured, options)
-        cell = self._cell(current, captured, packed_inputs)
+        cell = inputs.explained(captured.cell, packed_inputs, self.shell.user_ns, current.dropped)
         return Asked(current=current, cell=cell, packed=packed_inputs.packed, options=options)
 
     def _sweep(
@@ -245,6 +244,7 @@ class CellMagics(Magics):
         notes: Sequence[str] = (),
     ) -> Run:
         notebook, keep = self.shell.user_ns, options.given.keep
+        take_over = self._taking_over(current, captured, options.given)
         packed_inputs = self._pack(current, captured, options)
         kept = handles_module.read_by(captured, packed_inputs, notebook)
         if kept:
@@ -257,16 +257,16 @@ class CellMagics(Magics):
         request = CellRequest(
             options=options,
             label=label or captured.cell.filename,
-            handles=[value for value in packed_inputs.values.values() if isinstance(value, RankValue)],
-            on_ended=self._taking_over(current, captured, options.given, classes),
-            cell=self._cell(current, captured, packed_inputs),
+            handles=packed_inputs.of_type(RankValue),
+            on_ended=partial(take_over, classes=classes),
+            cell=inputs.explained(captured.cell, packed_inputs, notebook, current.dropped),
             inputs=packed_inputs.packed,
             uses=packed_inputs.uses(source),
             cell_id=cell_outputs.cell_id(self.shell),
             notes=[
                 *notes,
                 *current.module_changes.sentences(source, captured.inputs, notebook, current.setups.sources),
-                *handles_module.notes_on_ties(kept, captured, packed_inputs, notebook),
+                *(handles_module.notes_on_ties(kept, captured, packed_inputs, notebook) if kept else ()),
             ],
             arguments=swept or {},
         )
@@ -302,22 +302,9 @@ class CellMagics(Magics):
                 reads_files=partial(current.reads_files, options),
             )
 
-    def _cell(self, current: Session, captured: Captured, packed_inputs: inputs.PackedInputs) -> m.Cell:
-        """Return the cell with what is known of the names that its ranks lack, and the sources of their functions."""
-        notebook, source, sources = self.shell.user_ns, captured.cell.source, packed_inputs.sources()
-        absent = inputs.absent(source, packed_inputs, notebook, current.dropped)
-        absent = {**inputs.unseen(source, packed_inputs, notebook), **absent}
-        return replace(captured.cell, absent=absent, sources=sources) if absent or sources else captured.cell
-
-    def _taking_over(
-        self,
-        current: Session,
-        captured: Captured,
-        options: Options,
-        classes: kept_classes.KeptClasses | None,
-    ) -> Callable[[Run], None]:
+    def _taking_over(self, current: Session, captured: Captured, options: Options) -> Callable[..., None]:
         """Return a function that binds handles to a run's kept values in the notebook, and records the names that were
-        not kept.
+        not kept. Besides the run, it takes the classes of the kept values as they were sent, if known.
 
         It runs in the node's thread, so that no interrupt comes between, and before a thread that waits for the run
         goes on. A detached run does not overwrite names that the notebook has bound anew since it began.
@@ -327,7 +314,7 @@ class CellMagics(Magics):
         # without `captured`, which holds the values of all that the cell reads
         label, defines, imports = captured.cell.filename, captured.defines, captured.imports
 
-        def take_over(run: Run) -> None:
+        def take_over(run: Run, classes: kept_classes.KeptClasses | None) -> None:
             handles_module.note_missing(run, options.keep, notebook)
             handles = current.handles(run, options.keep)
             for name, handle in handles.items():

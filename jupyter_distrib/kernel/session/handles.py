@@ -96,8 +96,6 @@ def notes_on_ties(
 ) -> Iterator[str]:
     """Yield a sentence for each value of the notebook, such as an optimizer, that the cell sends beside a kept value,
     although it belongs to the notebook's own value of that name: it would train, or schedule, what nobody uses."""
-    if not kept:
-        return
     names = sorted((captured.reads | packed_inputs.names_in_code()) & notebook.keys())
     replaced = {
         id(part): name for name, handle in kept.items() for each in handle.replaced if (part := each()) is not None

@@ -46,7 +46,6 @@ class Setups:
     def registered(self) -> tuple[RegisteredSetup, ...]:
         return tuple(self._all.values())
 
-    @property
     def sources(self) -> list[str]:
         return [each.setup.cell.source for each in self._all.values()]
 

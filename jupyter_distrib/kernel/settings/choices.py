@@ -12,6 +12,7 @@ from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.kernel.settings.cell_options import GroupSize, Options
 from jupyter_distrib.kernel.settings.find_files import FilesState
 from jupyter_distrib.kernel.settings.settings import BUILT_IN, NOTEBOOK, SIDEBAR, NamedPool, Settings
+from jupyter_distrib.system import paths
 from jupyter_distrib.system.data_class import data_class
 
 
@@ -71,7 +72,7 @@ class Choices:
         return replace(settings, pools=pools | sized) if sized else settings
 
     def _from_files(self) -> Settings:
-        state = find_files.state()
+        state = find_files.state(paths.home())
         if self._loaded is None or self._loaded[0] != state:
             from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 

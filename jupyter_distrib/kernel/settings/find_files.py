@@ -53,12 +53,17 @@ class FilesState(NamedTuple):
     """A key for the user's trust; None if it does not matter here."""
 
 
-def state(*, directory: str | None = None) -> FilesState:
-    """Return a key for `config_files.load`, whose result is the same for equal keys. Raises `OptionsError`."""
+def state(home: str, *, directory: str | None = None) -> FilesState:
+    """Return a key for `config_files.load`, whose result is the same for equal keys. Raises `OptionsError`.
+
+    Args:
+        home: The user's home folder.
+        directory: The folder of the notebook; None for the present one.
+    """
     try:
         folder = directory or present_folder()
-        user = _file(user_file(), of_project=False)
-        project, ignored = _project_file(folder)
+        user = _file(user_file(home), of_project=False)
+        project, ignored = _project_file(folder, home)
     except OSError as error:  # the folder is gone, or a file is being replaced
         raise OptionsError(f"the settings files cannot be searched for: {error}") from None
     return FilesState(
@@ -80,11 +85,11 @@ def present_folder() -> str:
         ) from None
 
 
-def user_file() -> str:
+def user_file(home: str = "") -> str:
     """Return the path of the user's file with pools, which need not exist. Raises `OptionsError`."""
     chosen = os.environ.get("JUPYTER_DISTRIB_CONFIG")
     if not chosen:
-        base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(paths.home(), ".config")
+        base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home or paths.home(), ".config")
         return os.path.join(base, "jupyter_distrib", "pools.toml")
     path = os.path.expanduser(chosen)
     if not os.path.isfile(path):
@@ -92,9 +97,9 @@ def user_file() -> str:
     return path
 
 
-def _project_file(directory: str) -> tuple[File | None, tuple[str, ...]]:
+def _project_file(directory: str, home: str) -> tuple[File | None, tuple[str, ...]]:
     """Return the nearest file of the project; or None, with a sentence, if others may have written that file."""
-    for path in _project_files(directory, paths.home(), int(time.monotonic() / LOOK_ROUND_S)):
+    for path in _project_files(directory, home, int(time.monotonic() / LOOK_ROUND_S)):
         if not os.path.lexists(path):
             continue
         if reason := _reason_against(path):

@@ -77,7 +77,7 @@ def said(
     changes: ModuleChanges, names: dict[str, Any], source: str, reads: str = "", setups: tuple[str, ...] = ()
 ) -> list[str]:
     inputs = [Input(name=each, value=names[each], line=2, certain=True, reason="") for each in reads.split()]
-    return changes.sentences(source, inputs, names, setups)
+    return changes.sentences(source, inputs, names, lambda: list(setups))
 
 
 def test_a_constant_is_said_once_with_its_cell_and_line(modules: dict[str, Any]) -> None:

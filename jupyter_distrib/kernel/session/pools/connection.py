@@ -216,10 +216,8 @@ class Connection:
         return same and self._companion.is_here(surely=surely)
 
     def packages(self) -> m.Packages | None:
-        """Return the packages that its ranks must have; None if packages are not compared or none can be missing."""
+        """Return the packages that its ranks must have, if packages are compared."""
         facts = self.facts
-        if facts.packages_mode == "off":
-            return None
         from jupyter_distrib.kernel.session.pools import notebook_packages
 
         return notebook_packages.of_notebook(facts.packages_mode, facts.packages_limit_bytes)
@@ -424,7 +422,7 @@ class WorkerGroup:
     @property
     def executing(self) -> Run | None:
         """The run in progress in the group, or None."""
-        return None if self.run is None or self.run.done() else self.run
+        return None if self.run is None or self.run.clock.ended.is_set() else self.run
 
     @property
     def busy_concurrently(self) -> bool:

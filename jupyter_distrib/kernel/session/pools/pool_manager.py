@@ -36,7 +36,7 @@ from jupyter_distrib.kernel.settings.settings import NOTEBOOK, CellOptions, Name
 from jupyter_distrib.pools.local import RunningServer
 from jupyter_distrib.pools.machines.machine import end_left
 from jupyter_distrib.pools.server_home import AGENT_NAME
-from jupyter_distrib.system import interrupts, open_files, process_environment
+from jupyter_distrib.system import interrupts, open_files
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.system.process import TOO_MANY_PROCESSES
@@ -323,7 +323,8 @@ class PoolManager:
         connection = self.connections.connect(filled.pool or self._choices.pool, filled.pool_options, keeps)
         if connection.gpus.devices != visible:
             connection.gpus.update(visible)
-        request = _request(options, connection, connection.packages())
+        packages = connection.packages() if connection.facts.packages_mode != "off" else None
+        request = selection.requested(options, connection, packages)
         if handles:
             group = selection.of_handles(handles, connection, size, filled.on)
             return selection.with_notes_on_changes(group, request)
@@ -522,28 +523,6 @@ _ON_KEEPING_RANKS = (
     "These ranks keep values of the notebook, so the script runs on them as they are; --fresh starts new ones and "
     "drops what they keep."
 )
-
-
-def _request(options: CellOptions, connection: Connection, packages: m.Packages | None) -> GroupRequest:
-    """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or refuses with the
-    reason."""
-    size = options.size
-    # Nodes with GPUs may join a cluster.
-    may_come = size.count is not None and connection.facts.remote
-    may_come = may_come and (bool(options.filled.wait_s) or not connection.groups)
-    refuses = bool(size.gpu_type) or (size.count is not None and connection.gpus.broken)
-    if size.gpus and connection.gpus.exist is False and not may_come and not refuses:
-        size = size.on_cpus()
-    has_gpus = size.gpus and connection.gpus.exist is not False and not connection.facts.remote
-    changed = connection.gpu_variables.changed() if has_gpus else {}
-    load_env = {**changed, **process_environment.load_time_changes(options.filled.env)}
-    return GroupRequest(
-        size=size,
-        load_env=load_env,
-        changed=changed,
-        packages=packages,
-        visible=connection.gpus.devices,
-    )
 
 
 def _visible() -> tuple[str, ...] | None:

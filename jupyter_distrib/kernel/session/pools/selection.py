@@ -12,7 +12,33 @@ from jupyter_distrib.kernel.session.pools.connection import Connection, GroupReq
 from jupyter_distrib.kernel.session.pools.gpu_variables import not_in_force
 from jupyter_distrib.kernel.session.runs.results import RankValue
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
+from jupyter_distrib.kernel.settings.settings import CellOptions
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.formatting import rank_list
+from jupyter_distrib.wire import messages as m
+
+
+def requested(options: CellOptions, connection: Connection, packages: m.Packages | None) -> GroupRequest:
+    """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or refuses with the
+    reason."""
+    size = options.size
+    # Nodes with GPUs may join a cluster.
+    may_come = size.count is not None and connection.facts.remote
+    may_come = may_come and (bool(options.filled.wait_s) or not connection.groups)
+    refuses = bool(size.gpu_type) or (size.count is not None and connection.gpus.broken)
+    if size.gpus and connection.gpus.exist is False and not may_come and not refuses:
+        size = size.on_cpus()
+    has_gpus = size.gpus and connection.gpus.exist is not False and not connection.facts.remote
+    changed = connection.gpu_variables.changed() if has_gpus else {}
+    env = options.filled.env
+    load_env = {**changed, **(process_environment.load_time_changes(env) if env else {})}
+    return GroupRequest(
+        size=size,
+        load_env=load_env,
+        changed=changed,
+        packages=packages,
+        visible=connection.gpus.devices,
+    )
 
 
 def fitting(groups: Iterable[WorkerGroup], request: GroupRequest) -> tuple[list[WorkerGroup], list[WorkerGroup]]:
