@@ -63,6 +63,8 @@ def shown(address: str) -> str:
 def without_secrets(text: str) -> str:
     """Return a text, such as a library's message, without the secrets of the addresses in it, and without the passwords
     of addresses in the environment, in any spelling."""
+    if text.isalnum() and len(text) < _LEAST:
+        return text  # most options are such words
     text = text if len(text) <= TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}{LEFT_OUT}"
     for secret in _secrets_of(tuple([value for value in os.environ.values() if "://" in value])):
         text = text.replace(secret, LEFT_OUT)

@@ -35,6 +35,7 @@ _known_runs: weakref.WeakValueDictionary[tuple[str, int, int, int], SavedRun] = 
 list that it has shown, and each would have hundreds of its own."""
 _NAME = re.compile(r"[0-9]{8}_.+\.json", re.ASCII | re.DOTALL)
 _LAST = 99_999_999
+_PREFIX = len("00000012_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
     }
     at = folder()
     with _locked(at), _present(at) as listing:
-        there = {name.partition("_")[2] for name in listing.names}
+        there = {name[_PREFIX:] for name in listing.names}
         try:
             for run, text in texts.items():
                 if f"{run}.json" in there:
@@ -187,12 +188,17 @@ def _pruned(at: Path, names: list[str], runs: int | None, oldest_s: float) -> li
 
 def _within_total(listing: _Listing, names: list[str]) -> list[str]:
     """Remove the oldest of these files until their total size is within the limit. Return the names of the others."""
-    total, sizes = 0, listing.sizes
+    sizes = listing.sizes
+    for name in [name for name in names if name not in sizes]:
+        sizes[name] = 0
+        with suppress(OSError):
+            sizes[name] = (listing.at / name).lstat().st_size
+    total = sum(map(sizes.__getitem__, names))
+    if total <= TOTAL_BYTES:
+        return names
+    total = 0
     for place, name in reversed([*enumerate(names)]):
-        if name not in sizes:
-            with suppress(OSError):
-                sizes[name] = (listing.at / name).lstat().st_size
-        total += sizes.get(name, 0)
+        total += sizes[name]
         if total > TOTAL_BYTES:
             for each in names[: place + 1]:
                 with suppress(OSError):
