@@ -40,6 +40,10 @@ SEEDED_APART = (
     "an earlier cell had seeded the ranks differently; this one begins with the random numbers of rank 0 on all of "
     "them, so that they split data alike. Seed by rank in this cell if they are to differ"
 )
+_DRAWN_APART = (
+    "Once a cell has its optimizer, each rank draws other random numbers: draw what all ranks need alike, such as a "
+    "size, from a generator with a fixed seed, such as random.Random(0)."
+)
 _INITIALISERS = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
     "orthogonal_", "sparse_",
@@ -64,7 +68,10 @@ _generators = 0
 _seeded_before = False
 """Whether an earlier cell has seeded torch."""
 _seeded: set[str] = set()
-"""The streams of Python and numpy that this cell has seeded."""
+"""The streams that this cell has seeded."""
+_undrawn: dict[str, str] = {}
+"""Digests of the streams, by name, from when the cell had its first optimizer."""
+_SEEDS = {"torch": "torch.manual_seed", "random": "random.seed", "numpy": "numpy.random.seed"}
 
 
 def begin() -> None:
@@ -85,6 +92,7 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
     global _drawn_seed, _origin, _shared, _splits, _initialised, _entropy, _generators, _seeded_before
     _origin, _shared, _splits, _initialised, _entropy, _generators = "", None, 0, 0, "", 0
     _seeded.clear()
+    _undrawn.clear()
     board = process_group.current.board()
     if board is None or identity.world_size() == 1:
         return
@@ -108,17 +116,30 @@ def adopt_rank_0(note: Callable[[str], None]) -> None:
         _drawn_seed, _origin = torch.initial_seed(), digest
 
 
-def seeded() -> str:
-    """Return which call of the user keeps this rank from random numbers of its own, such as `torch.manual_seed() of an
-    earlier cell`; empty if there is none."""
-    if _shared is None and torch.initial_seed() != _drawn_seed:
-        return f"torch.manual_seed() of {'an earlier' if _seeded_before else 'this'} cell"
-    return next((f"{name}.seed() of this cell" for name in sorted(_seeded)), "").replace("numpy.", "numpy.random.")
+def why_apart() -> str:
+    """Return a sentence on the numbers that this rank has drawn apart from others, for errors about what differs
+    between ranks; empty if it has drawn none."""
+    return f" {_DRAWN_APART}" if _shared is not None and _drawn() else ""
+
+
+def same_draws() -> tuple[str, str]:
+    """Return which seeds of the user keep this rank from random numbers of its own in the streams that were drawn from
+    since the cell had its optimizer, such as `torch.manual_seed() of an earlier cell`, and the calls that would seed
+    these streams by rank; empty if there are none."""
+    of_torch = "" if _shared is not None or torch.initial_seed() == _drawn_seed else _SEEDS["torch"]
+    causes, calls = dict[str, list[str]](), []
+    for name in _drawn():
+        if seed := _SEEDS[name] if name in _seeded else of_torch:  # torch's keeps all streams alike
+            cell = "an earlier cell" if _seeded_before and _seeded.isdisjoint({name, "torch"}) else "this cell"
+            seeds = causes.setdefault(cell, [])
+            seeds += [] if f"{seed}()" in seeds else [f"{seed}()"]
+            calls.append(f"{_SEEDS[name]}(rank)")
+    return " and ".join(f"{' and '.join(seeds)} of {cell}" for cell, seeds in causes.items()), " and ".join(calls)
 
 
 def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
-    """Record, for the time of a cell, which streams it seeds (that of torch says so itself), and let random splits and
-    the first values of weights be the same on all ranks.
+    """Record, for the time of a cell, which streams it seeds, and let random splits and the first values of weights be
+    the same on all ranks.
 
     Args:
         replace: Replaces a function of a module, for the time of the cell, by what its third argument makes of it.
@@ -128,6 +149,7 @@ def watch(replace: Callable[[Any, str, Callable[[Any], Any]], None]) -> None:
         for function in ("seed", "setstate", "set_state"):
             if hasattr(module, function):
                 replace(module, function, partial(_recording, name))
+    replace(torch, "manual_seed", partial(_recording, "torch"))
     replace(torch.utils.data.dataset, "randperm", _splitting)
     replace(torch.nn.Module, "apply", _initialising)
     for name in _INITIALISERS:
@@ -172,7 +194,8 @@ def _seeding_torch_alike(pid: int, original: Callable[[], int]) -> Callable[[], 
         if not _entropy or os.getpid() != pid:
             return original()
         _drawn_seed = _next_seed()  # the user has not chosen this seed, so ranks draw apart later
-        torch.manual_seed(_drawn_seed)
+        with _unrecorded():
+            torch.manual_seed(_drawn_seed)
         return _drawn_seed
 
     return seed
@@ -274,6 +297,14 @@ def draw_apart() -> None:
     if _origin and _shared is None and torch.initial_seed() == _drawn_seed:
         _begin_shared(_origin)
         reseed("apart")
+    if not _undrawn:
+        _undrawn.update((name, _digest({name: stream})) for name, stream in _streams().items())
+
+
+def _drawn() -> list[str]:
+    """Return the names of the streams that were drawn from, or seeded, since the cell had its optimizer."""
+    now = _streams().items()
+    return [name for name, stream in now if _undrawn.get(name, digest := _digest({name: stream})) != digest]
 
 
 def _begin_shared(origin: str) -> None:

@@ -300,10 +300,10 @@ for batch in DataLoader(range(9), batch_size=2, sampler=sampler): pass
 model.apply(lambda part: random.seed(1))
 random_split(range(50), [30, 20])
 from jupyter_distrib.worker.pytorch import randomness
-randomness.seeded(), sorted(randomness._seeded), randomness._shared is not None"""
+randomness.same_draws(), sorted(randomness._seeded), randomness._shared is not None"""
     book.ok(f"%%distributed --ranks 2 --fresh --strategy ddp --out both\n{cell}")
 
-    assert book.ok("[*both]").result == "[('', [], True), ('', [], True)]"
+    assert book.ok("[*both]").result == "[(('', ''), [], True), (('', ''), [], True)]"
 
 
 @pytest.mark.parametrize(

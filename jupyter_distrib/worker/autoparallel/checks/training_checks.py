@@ -210,11 +210,11 @@ class TrainingChecks:
         if self._together and self._sees_a_share and not shares and (same := self._losses.are_the_same()):
             whole = f": each reads all of {self._loop}" if self._loop else ""
             drawn = ""
-            if (seeded := randomness.seeded()) and not whole:
-                call = seeded.partition("()")[0]
+            cause, calls = randomness.same_draws()
+            if cause and not whole:
                 drawn = (
-                    f". Batches that are drawn at random are the same because of {seeded}: call {call}(rank) once the "
-                    "model is made"
+                    f". Batches that are drawn at random are the same because of {cause}: call {calls} once the model "
+                    "is made"
                 )
             self._run.note(
                 f"{same} are the same on all ranks, so they train with the same batches and are no "
