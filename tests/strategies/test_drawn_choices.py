@@ -3,6 +3,7 @@ batches of a random search, and batches that a seed makes the same."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,81 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         book.ok("%load_ext jupyter_distrib")
         book.ok(f"import random, numpy\n{SETUP}")
         yield book
+
+
+# ---------------------------------------------------------------------------------------------- the trials of a search
+
+TRIALS = """
+for trial in range(3):
+    {choice}
+    model = nn.Sequential(nn.Linear(6, size), nn.Linear(size, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    for x, y in DataLoader(data, batch_size=batch, shuffle=True): update(model, optimizer, x, y)
+{last}"""
+PLAIN = "size, lr, batch = 4, 1e-2, 8"
+LAST = """
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for x, y in DataLoader(data, batch_size=8): update(model, optimizer, x, y)"""
+
+
+def trials(choice: str, last: str = "") -> str:
+    return TRIALS.format(choice=f"{PLAIN}; {choice}", last=last)
+
+
+@pytest.mark.parametrize("strategy", [DDP, FSDP])
+def test_sizes_that_each_rank_has_drawn_are_an_error_that_says_why(book: Notebook, strategy: str) -> None:
+    book.ok(f"{DDP} --fresh\npass")
+
+    told = book.fails(f"{strategy}\n{trials('size = random.randint(1, 10**4)')}").traceback
+    assert "Sequential has different parameters on different ranks: build it identically on all of them. " in told
+    assert "each rank draws other random numbers" in told
+    assert "random.Random(0)" in told
+    book.ok(f"{strategy}\ndraw = random.Random(0)\n{trials('size = draw.randint(1, 100)')}")
+
+
+def test_sizes_that_differ_from_the_beginning_are_not_said_to_be_drawn(book: Notebook) -> None:
+    told = book.fails(f"{DDP} --fresh\ntorch.optim.SGD(nn.Linear(2, 2 + rank).parameters(), lr=1)").traceback
+
+    assert "build it identically on all of them." in told
+    assert "draws other" not in told
+
+
+@pytest.mark.parametrize("last", ["", LAST], ids=["the last trial", "an earlier one"])
+@pytest.mark.parametrize("strategy", [DDP, FSDP])
+def test_learning_rates_that_each_rank_has_drawn_are_named(book: Notebook, strategy: str, last: str) -> None:
+    view = book.ok(f"{strategy} --fresh\n{trials('lr = 10 ** random.uniform(-5, -2)', last)}").view
+
+    assert "Adam has begun with a learning rate of " in view, view
+    assert "random.Random(0)" in view
+    assert "own share of the data" not in view
+    alike = book.ok(f"{strategy} --fresh\n{trials('lr = 10.0 ** -trial', last)}").view
+    assert "learning rate" not in alike
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("strategy", [DDP, FSDP])
+def test_batch_sizes_that_each_rank_has_drawn_are_named_though_the_ranks_then_hang(
+    book: Notebook, strategy: str
+) -> None:
+    choice = "batch = 8 if trial == 0 else (4, 16)[rank]"
+    view = book.cell(f"{strategy} --fresh --hang-timeout 6\n{trials(choice)}", timeout_s=90).text
+
+    sizes = re.search(r"the data loader read on line 7 has batches of (\d+) samples on one rank and of (\d+) on", view)
+    assert sizes, view
+    assert {*sizes.groups()} == {"4", "16"}
+    assert "random.Random(0)" in view
+
+
+def test_samples_that_each_rank_has_chosen_by_its_own_results_are_told_what_to_do(book: Notebook) -> None:
+    chosen = "hard = [rank * 16 + each for each in range(16)]"
+    loop = "for x, y in DataLoader(Subset(data, hard), batch_size=4): update(model, optimizer, x, y)"
+    view = book.ok(
+        f"{DDP} --fresh\nmodel = Net()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{chosen}\n{loop}"
+    ).view
+
+    assert "holds different samples on different ranks" in view
+    assert "chosen them by its own results, take those of rank 0 by torch.distributed.broadcast_object_list()" in view
 
 
 # -------------------------------------------------------------------------------------- batches that a seed makes alike

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
+import torch
 from torch.optim import Optimizer
 
 from jupyter_distrib.worker.autoparallel.checks import divergence
@@ -15,8 +16,9 @@ from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 _RELATIVE = 1e-6
 _OPTIMIZERS = 100
 """Number of optimizers, in the order of their first steps, whose steps are counted."""
-_Made = tuple[str, int, list[float]]
-"""The class of an optimizer, the number of its steps, and its learning rates, if it still exists."""
+_Made = tuple[str, int, list[float], list[float]]
+"""The class of an optimizer, the number of its steps, its learning rates before the first one, and those at the end, if
+it still exists."""
 
 
 @dataclass(slots=True)
@@ -25,7 +27,19 @@ class _Steps:
 
     name: str
     optimizer: ref[Optimizer]
+    first: list[float]
+    """Its learning rates before the first step, unless they are tensors, which a device would have to send."""
     count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A difference between the steps of two ranks."""
+
+    told: str
+    """The difference as a sentence."""
+    from_first: bool
+    """Whether there was one before the first step of the optimizer, which may be gone with its model by now."""
 
 
 class StepCounts:
@@ -40,37 +54,48 @@ class StepCounts:
         if (steps := self._of.get(optimizer)) is None:
             if len(self._all) == _OPTIMIZERS:
                 return
-            steps = self._of[optimizer] = _Steps(name=type(optimizer).__name__, optimizer=ref(optimizer))
+            first = [float(each) for each in _raw_rates(optimizer) if isinstance(each, int | float)]
+            steps = _Steps(name=type(optimizer).__name__, optimizer=ref(optimizer), first=first)
+            self._of[optimizer] = steps
             self._all.append(steps)
         steps.count += 1
 
-    def difference(self, board: StoreBoard, rank: int, size: int) -> str:
-        """Return what differs between this rank and one that has ended its cell, as a sentence; empty if nothing is
-        known to differ."""
-        own: list[_Made] = [(each.name, each.count, _rates(each.optimizer())) for each in self._all]
+    def difference(self, board: StoreBoard, rank: int, size: int) -> Difference | None:
+        """Return what differs between this rank and one that has ended its cell; None if nothing is known to differ."""
+        own: list[_Made] = [
+            (each.name, each.count, each.first, list(map(float, _raw_rates(each.optimizer())))) for each in self._all
+        ]
         for other, made in divergence.published(board, "steps", rank, size, own).items():
             if other != rank and len(made) == len(own):
                 for one, another in zip(own, made, strict=True):
-                    if told := _differing(one, another, rank, other):
-                        return told
-        return ""
+                    if found := _differing(one, another, rank, other):
+                        return found
+        return None
 
 
-def _rates(optimizer: Optimizer | None) -> list[float]:
+def _raw_rates(optimizer: Optimizer | None) -> list[float | torch.Tensor]:
     groups = [] if optimizer is None else optimizer.param_groups
-    return [float(group["lr"]) for group in groups if "lr" in group]
+    return [group["lr"] for group in groups if "lr" in group]
 
 
-def _differing(one: _Made, other: _Made, rank: int, other_rank: int) -> str:
-    (name, count, rates), (other_name, other_count, other_rates) = one, other
+def _differing(one: _Made, other: _Made, rank: int, other_rank: int) -> Difference | None:
+    (name, count, first, rates), (other_name, other_count, other_first, other_rates) = one, other
     if name != other_name:
-        return ""  # not the same program on these ranks: no comparison is possible
+        return None  # not the same program on these ranks: no comparison is possible
+    if apart := _rates_apart(first, other_first, rank, other_rank):
+        return Difference(told=f"{name} has begun with a learning rate of {apart}", from_first=True)
     pair = sorted([(rank, count), (other_rank, other_count)])
     if count != other_count:
         (low, few), (high, many) = pair
-        return f"{name} has made {few} steps on rank {low} and {many} on rank {high}"
+        return Difference(told=f"{name} has made {few} steps on rank {low} and {many} on rank {high}", from_first=False)
+    if apart := _rates_apart(rates, other_rates, rank, other_rank):
+        return Difference(told=f"{name} has a learning rate of {apart}", from_first=False)
+    return None
+
+
+def _rates_apart(rates: list[float], other_rates: list[float], rank: int, other_rank: int) -> str:
     for rate, other_rate in zip(rates, other_rates, strict=False):
         if not math.isclose(rate, other_rate, rel_tol=_RELATIVE):
             (low, small), (high, large) = sorted([(rank, rate), (other_rank, other_rate)])
-            return f"{name} has a learning rate of {small:g} on rank {low} and {large:g} on rank {high}"
+            return f"{small:g} on rank {low} and {large:g} on rank {high}"
     return ""

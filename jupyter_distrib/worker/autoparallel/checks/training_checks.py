@@ -27,7 +27,14 @@ from jupyter_distrib.worker.pytorch import private, process_group, randomness
 
 LOOKS = 20
 """Number of backward passes after which losses are no longer compared."""
-_DECIDE_TOGETHER = "Take the mean over ranks of the number that decides, by torch.distributed.all_reduce()"
+_DECIDE_TOGETHER = (
+    "each rank has decided that by its own share of the data. Take the mean over ranks of the number that decides, by "
+    "torch.distributed.all_reduce()"
+)
+_DRAW_TOGETHER = (
+    "each rank has drawn it at random, or chosen it by its own results. Draw it from a generator with a fixed seed, "
+    "such as random.Random(0), or take that of rank 0 by torch.distributed.broadcast_object_list()"
+)
 END_WAIT_S = 1.0
 """Maximum seconds that the end of a cell waits for the first losses from the device."""
 
@@ -185,16 +192,18 @@ class TrainingChecks:
         if not (trained or self._shards or self._by_hand.found) or board is None or identity.world_size() == 1:
             return
         place = board, identity.rank(), identity.world_size()
-        uneven = self._steps.difference(*place) if self._together else ""
-        own_choice = f"{uneven}: each rank has decided that by its own share of the data. {_DECIDE_TOGETHER}"
+        uneven = self._steps.difference(*place) if self._together else None
+        own_choice = f"{uneven.told}: {_DRAW_TOGETHER if uneven.from_first else _DECIDE_TOGETHER}" if uneven else ""
         apart = differs(*place, [*trained, *self._others_of_models(trained)]) if trained else None
         alone = not self._together and self._has_not_met()
         if alone and self._by_hand.found and (same := self._by_hand.are_the_same(*place)) is not None:
             apart = bool(apart) or not same
         if apart:
-            self._run.note(f"the ranks have trained different weights: {own_choice if uneven else self._why_apart}")
+            self._run.note(f"the ranks have trained different weights: {own_choice or self._why_apart}")
         elif uneven and self._shards:
             self._run.note(f"the ranks have trained their parts of the model differently: {own_choice}")
+        elif uneven and uneven.from_first:
+            self._run.note(f"the ranks have trained an earlier model differently: {own_choice}")
         elif self._together and (own := self._own_updates.apart(*place, trained)) is not None:
             self._run.note(
                 f"the ranks have trained different values of {self._named(own)}: no optimizer of torch.optim trains "

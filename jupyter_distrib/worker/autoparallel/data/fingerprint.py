@@ -70,10 +70,9 @@ class DataFingerprints:
         """Return whether the cell has divided this loader's data among the ranks, by what is known now."""
         length, data, order = _described(loader)
         if not self.look():
-            mine = [data, _indices(loader)]
+            mine = [data, _indices(loader), str(loader.batch_size)]
             first = self._consensus.first(place, " ".join(mine)).split(" ")
-            note = "" if first == mine else _DIFFERS if first[0] != data else _OTHER_INDICES
-            return Compared(on_purpose=False, note=note.format(place))
+            return Compared(on_purpose=False, note=_note_on(place, mine, first))
         verdict, every = self._consensus.decide(place, json.dumps([length, order]), _verdict)
         if verdict != _DIFFERENT:
             return Compared(on_purpose=False)
@@ -103,14 +102,28 @@ _DIVIDED = (
 )
 _DIFFERS = (
     "the data loader read on {} holds different samples on different ranks, and each rank has read a share of its own "
-    "data: if the cell divides the data itself, remove that; if they are drawn at random, fix the seed"
+    "data: if the cell divides the data itself, remove that; if they are drawn at random, fix the seed; if each rank "
+    "has chosen them by its own results, take those of rank 0 by torch.distributed.broadcast_object_list()"
 )
-
+_OTHER_BATCHES = (
+    "the data loader read on {} has batches of {} samples on one rank and of {} on another, so that they make "
+    "different numbers of steps, and may wait for one another: draw the size from a generator with a fixed seed, such "
+    "as random.Random(0), or choose it before the optimizer is made"
+)
 _OTHER_INDICES = (
     "the sampler of the data loader read on {} has different indices on different ranks, and all ranks have read those "
     "of rank 0: samples that another rank holds back for a validation may have been trained on. Choose the indices "
     "before the optimizer is made, or fix the seed"
 )
+
+
+def _note_on(place: str, mine: list[str], first: list[str]) -> str:
+    """Return a note on how the data of this rank differ from those of the one that came first; empty if they do not."""
+    if mine[0] != first[0]:
+        return _DIFFERS.format(place)
+    if mine[1] != first[1]:
+        return _OTHER_INDICES.format(place)
+    return _OTHER_BATCHES.format(place, first[2], mine[2]) if mine[2] != first[2] else ""
 
 
 def _verdict(every: list[str]) -> str:

@@ -32,7 +32,7 @@ from jupyter_distrib.worker.autoparallel.training import rejoining, weight_sync
 from jupyter_distrib.worker.autoparallel.training.gradient_reducer import GradientReducer, ReplicaRegistry
 from jupyter_distrib.worker.autoparallel.training.hooks import OptimizerTraining, TrainingHooks
 from jupyter_distrib.worker.host_copy import is_capturing
-from jupyter_distrib.worker.pytorch import phase_clock, private
+from jupyter_distrib.worker.pytorch import phase_clock, private, randomness
 
 
 class DataParallel:
@@ -291,6 +291,7 @@ class DataParallel:
         if not weight_sync.same_form(every):
             raise DistributedError(
                 f"{_called(reducer)} has different parameters on different ranks: build it identically on all of them."
+                + randomness.why_apart()
             )
         if any(each != every[0] for each in every):
             weight_sync.copy_from_rank_0(tensors)

@@ -21,7 +21,7 @@ from jupyter_distrib.system import private_torch
 from jupyter_distrib.worker.autoparallel import ownership
 from jupyter_distrib.worker.autoparallel.training import weight_sync
 from jupyter_distrib.worker.autoparallel.training.units import has_forward
-from jupyter_distrib.worker.pytorch import private
+from jupyter_distrib.worker.pytorch import private, randomness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,7 @@ def synchronize_weights(root: nn.Module, data: DeviceMesh | None) -> None:
     if not weight_sync.same_form(every):
         raise DistributedError(
             f"{type(root).__name__} has different parameters on different ranks: build it identically on all of them."
+            + randomness.why_apart()
         )
     if any(each != every[0] for each in every):
         weight_sync.copy_from_rank_0(tensors)
