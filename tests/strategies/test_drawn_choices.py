@@ -159,3 +159,26 @@ def test_no_seed_is_named_for_batches_that_no_stream_has_drawn(book: Notebook, d
 
     assert "losses are the same on all ranks" in shown
     assert SAME not in shown
+
+
+# --------------------------------------------------------------------------------------------------- copies of a model
+
+NETWORKS = """
+import jupyter_distrib
+policy, target = Net(), Net()
+optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+{prepare}
+for x, y in DataLoader(data, batch_size=8):
+    with torch.no_grad(): aim = target(x)
+    update(policy, optimizer, x, aim + y)
+    target.load_state_dict(policy.state_dict())
+(weights(policy) - weights(target)).abs().max().item()"""
+
+
+def test_a_target_network_that_is_whole_is_told_to_be_prepared(book: Notebook) -> None:
+    told = book.fails(f"{FSDP}{NETWORKS.format(prepare='')}").text
+
+    assert (
+        "load_state_dict() was called with weights of a sharded model for one that is whole: give the whole one" in told
+    )
+    assert book.ok(f"{FSDP}{NETWORKS.format(prepare='jupyter_distrib.prepare(target)')}").result == "ranks 0-1: 0.0"

@@ -23,11 +23,18 @@ _NOTES = {
     ),
     _MIXED: (
         "the cell computes with parameters of a sharded model and with whole tensors: make gradients with backward() "
-        "and not with torch.autograd.grad, copy weights of another model with load_state_dict(), and give a copy of "
-        "the model, such as a moving average or a target network, to jupyter_distrib.prepare(), which shards it, too"
+        "and not with torch.autograd.grad, copy weights of another model with load_state_dict(), prune before the "
+        "optimizer is built, and give a copy of the model, such as a moving average or a target network, to "
+        "jupyter_distrib.prepare(), which shards it, too; or use --strategy ddp"
     ),
 }
 """Notes by a part of torch's message (2.13)."""
+_COPIES = "While copying the parameter"
+_COPIED = (
+    "load_state_dict() was called with weights of a sharded model for one that is whole: give the whole one, such as "
+    "a moving average or a target network, to jupyter_distrib.prepare(), which shards it, too, before that, or use "
+    "--strategy ddp"
+)
 _WITHOUT_RULE = (
     "does not have a sharding strategy registered",
     "Sharding propagation failed",
@@ -47,6 +54,8 @@ _PART = (
 def note_on(error: BaseException | None, models: Iterable[nn.Module]) -> str:
     """Return what to do about an error that has ended a cell with these sharded models; empty for any other error."""
     text = str(error)
+    if _MIXED in text and _COPIES in text:
+        return _COPIED
     if _MIXED in text and _is_in(models, error):
         return _PART
     if note := next((note for part, note in _NOTES.items() if part in text), ""):
