@@ -446,6 +446,12 @@ total = seen = 0
 for x, y in train:
     total += update(model, optimizer, x, y) * len(x)
     seen += len(x)"""
+READ_AGAIN = """
+correct = 0
+model.eval()
+with torch.no_grad():
+    for x, y in train: correct += (model(x).argmax(1) == y.argmax(1)).sum().item()
+"""
 
 SCHEDULE = """
 model = Net()
@@ -572,6 +578,14 @@ model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run(model, optimizer, {"train": train, "val": train}, {"train": len(data), "val": len(data)})""",
         "`sizes[phase]` on line 10 is the number of all samples",
+    ),
+    "a mean over all samples beside one that reads them all": (
+        f"{TOTALS}\nwhole = total / len(train.dataset){READ_AGAIN}whole, correct / len(train.dataset)",
+        "`len(train.dataset)` on line 9 is the number of all samples, and each rank has read a share of them on line 6",
+    ),
+    "a mean over all samples of the second training": (
+        f"{TOTALS}\nmore = 0\nfor x, y in train: more += update(model, optimizer, x, y)\nmore / len(train.dataset)",
+        "`len(train.dataset)` on line 11 is the number of all samples, and each rank has read a share of them on line 10",
     ),
     "a mean that the caller takes": (
         """
@@ -1019,6 +1033,25 @@ NOT_SAID = {
         f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nx, y = next(iter(train)){ONE_MORE_BATCH}"
     ),
     "a mean over the samples that were read": f"{TOTALS}\ntotal / seen / len(data.tensors)",
+    "a mean over the samples of a loop that reads them all": f"{TOTALS}{READ_AGAIN}correct / len(train.dataset)",
+    "a mean over the samples of an expression that reads them all": (
+        f"{TOTALS}\nmodel.eval()\nsum((model(x) - y).sum().item() for x, y in train) / len(train.dataset)"
+    ),
+    "a mean over the samples of a function that reads them all": f"""
+def error_of(model, loader):
+    with torch.no_grad(): return sum((model(x) - y).sum().item() for x, y in loader)
+{TOTALS}
+error = error_of(model, train)
+error /= len(train.dataset)
+error_of(model, train) / len(train.dataset)""",
+    "a mean that a caller takes of another function": """
+def error_of(model, loader):
+    with torch.no_grad(): return sum((model(x) - y).sum().item() for x, y in loader)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    fit(model, optimizer, train, 1)
+    error = error_of(model, train) / len(train.dataset)""",
     "a mean over the samples of another loader": f"{TOTALS}\nother = DataLoader(data, batch_size=8)\ntotal / len(other.sampler)",
     "samples that the model draws by gradients": """
 model = Net()

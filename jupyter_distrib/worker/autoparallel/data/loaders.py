@@ -88,8 +88,10 @@ class Loaders:
         """The kind of reading of the most recent loader."""
         self._latest: DataLoader[Any] | None = None
         """That loader. It is held, as a loop may be its only other owner, and what is behind the loop asks about it."""
-        self._searched = WeakSet[DataLoader[Any]]()
-        """The loaders behind whose loop a mean over all samples has been looked for: text is parsed for it."""
+        self._searched = WeakKeyDictionary[DataLoader[Any], set[str]]()
+        """The places, by loader, behind whose loop a mean over all samples was looked for: text is parsed for it."""
+        self._means: set[tuple[str, str]] = set()
+        """The divisors, with their places, that have a note."""
         self.read_early = False
         """Whether a model is trained with a loader whose reading began before anything was trained."""
         self._left: dict[str, int] = {}
@@ -315,13 +317,7 @@ class Loaders:
                 f"len() of a data loader, called on {when}, was that of the whole loader; read on {where}, each rank "
                 f"has a share: {advice}"
             )
-        if loader not in self._searched and (mean := means.over_all_samples(loader, self._run.filename)):
-            divisor, place = mean
-            self._run.note(
-                f"`{divisor}` on {place} is the number of all samples, and each rank has read a share of them on "
-                f"{where}: what is divided by it is too small. Divide by the number of samples that the loop has read"
-            )
-        self._searched.add(loader)
+        self._note_mean(loader, where)
         first: ref[torch.Tensor] | None = None
         read = 0
         self._open_shares += 1
@@ -344,6 +340,19 @@ class Loaders:
                 self._buffered[where] = self.backwards, self._trained_inside
             else:
                 self._note_untrained(where)
+
+    def _note_mean(self, loader: DataLoader[Any], where: str) -> None:
+        """Add a note if the code behind this loop over a share divides by the number of all samples."""
+        if where in (places := self._searched.setdefault(loader, set())):
+            return
+        places.add(where)
+        if (mean := means.over_all_samples(loader, self._run.filename)) and mean not in self._means:
+            self._means.add(mean)
+            divisor, place = mean
+            self._run.note(
+                f"`{divisor}` on {place} is the number of all samples, and each rank has read a share of them on "
+                f"{where}: what is divided by it is too small. Divide by the number of samples that the loop has read"
+            )
 
     def note_if_untrained(self) -> None:
         """Add a note on each loader that was divided, and left before its end (`next(iter(loader))`) or kept as a list

@@ -12,7 +12,7 @@ import linecache
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader
 
@@ -35,7 +35,7 @@ def over_all_samples(loader: DataLoader[Any], cell: str) -> tuple[str, str] | No
     while frame is not None:
         name = frame.f_code.co_filename
         if name == cell or file_owner.is_users(name):
-            for divisor in _divisors_behind(frame, after_loop=is_innermost):
+            for divisor in _divisors_behind(loader, frame, after_loop=is_innermost):
                 if _is_number_of_samples(divisor, loader, frame):
                     where = f"line {divisor.lineno}"
                     return ast.unparse(divisor), where if name == cell else f"{source_location.file_of(name)}, {where}"
@@ -46,9 +46,9 @@ def over_all_samples(loader: DataLoader[Any], cell: str) -> tuple[str, str] | No
     return None
 
 
-def _divisors_behind(frame: FrameType, *, after_loop: bool) -> Iterator[ast.expr]:
+def _divisors_behind(loader: DataLoader[Any], frame: FrameType, *, after_loop: bool) -> Iterator[ast.expr]:
     """Yield what is divided by behind the loop that a frame is in or, for a frame that has called the function with the
-    loop, from the line of the call on."""
+    loop, from the line of the call on; but not where the code has read the loader once more for what is divided."""
     try:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
     except (SyntaxError, ValueError):
@@ -61,11 +61,42 @@ def _divisors_behind(frame: FrameType, *, after_loop: bool) -> Iterator[ast.expr
         if not loops:
             return
         line = (loops[-1].end_lineno or line) + 1
+    again = [each for each in ast.walk(body) if _reads(each, loader, frame) and each.lineno >= line + (not after_loop)]
     for each in ast.walk(body):
-        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and each.right.lineno >= line:
-            yield each.right
-        elif isinstance(each, ast.AugAssign) and isinstance(each.op, ast.Div) and each.lineno >= line:
-            yield each.value
+        match each:
+            case ast.BinOp(op=ast.Div(), left=mean, right=divisor) if divisor.lineno >= line:
+                pass
+            case ast.AugAssign(op=ast.Div(), target=mean, value=divisor) if each.lineno >= line:
+                pass
+            case _:
+                continue
+        if not any(_leads_to(read, mean) for read in again if read.lineno <= divisor.lineno):
+            yield divisor
+
+
+def _reads(node: ast.AST, loader: DataLoader[Any], frame: FrameType) -> TypeGuard[ast.stmt | ast.expr]:
+    """Return whether a loop or a comprehension reads the loader, or an assignment or an expression gives it to a
+    function."""
+    match node:
+        case ast.For(iter=source):
+            sources: list[ast.expr] = [source]
+        case ast.GeneratorExp(generators=parts) | ast.ListComp(generators=parts) | ast.SetComp(generators=parts):
+            sources = [each.iter for each in parts]
+        case ast.Assign(value=ast.Call() as call) | ast.AugAssign(value=ast.Call() as call) | (ast.Call() as call):
+            sources = [] if source_location.called(call) == "len" else [*call.args, *(k.value for k in call.keywords)]
+        case _:
+            return False
+    names = (each for source in sources for each in ast.walk(source) if isinstance(each, ast.Name | ast.Attribute))
+    return any(_value(each, frame) is loader for each in names)
+
+
+def _leads_to(read: ast.AST, mean: ast.expr) -> bool:
+    """Return whether what is divided comes from this reading: it is a part of it, or has a name that it sets."""
+    if any(each is read for each in ast.walk(mean)):
+        return True
+    names = {ast.unparse(each) for each in ast.walk(mean) if isinstance(each, ast.Name | ast.Attribute)}
+    stored = (each for each in ast.walk(read) if isinstance(getattr(each, "ctx", None), ast.Store))
+    return isinstance(read, ast.stmt) and not names.isdisjoint(map(ast.unparse, stored))
 
 
 def _function_around(tree: ast.Module, frame: FrameType) -> ast.AST:
