@@ -838,3 +838,35 @@ def test_a_copy_of_a_sharded_model_is_averaged_once_it_is_prepared(book: Noteboo
     assert advice in book.fails(line + AVERAGE.format(prepared="average", update=update)).text
     outcome = book.ok(line + AVERAGE.format(prepared="jupyter_distrib.prepare(average)", update=update))
     assert outcome.result == "ranks 0-1: True"
+
+
+BEST = """
+import copy
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step, (x, y) in enumerate(DataLoader(data(), batch_size=4)):
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    if {when}: best = copy.deepcopy({what})
+model.load_state_dict(best)
+sum(p.sum() for p in model.parameters()).item()"""
+
+
+@pytest.mark.parametrize(
+    ("when", "what", "said"),
+    [
+        ("step in (0, 1 + rank)", "model.state_dict()", "after 2 steps on rank 0 and after 3 on rank 1, so that each"),
+        ("step in (0, 1 + rank)", "dict(weights=model.state_dict())['weights']", "after 2 steps on rank 0 and after 3"),
+        ("step in (rank, 2)", "model.state_dict()", ""),
+        ("step % 2", "model.state_dict()", ""),
+    ],
+)
+def test_weights_that_each_rank_has_read_after_another_step_are_named(
+    book: Notebook, when: str, what: str, said: str
+) -> None:
+    """The best weights by each rank's own loss would be parts of several steps, without a word."""
+    view = book.ok(f"%%distributed --ranks 2 --strategy fsdp\n{BEST.format(when=when, what=what)}").view
+
+    assert said in view
+    assert said or "was last read" not in view
+    assert not said or "Take the mean over ranks of the number that decides" in view

@@ -19,10 +19,12 @@ from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LossComparison, differs
 from jupyter_distrib.worker.autoparallel.checks.own_updates import OwnUpdates
+from jupyter_distrib.worker.autoparallel.checks.states_read import StatesRead
 from jupyter_distrib.worker.autoparallel.checks.step_counts import StepCounts
 from jupyter_distrib.worker.autoparallel.checks.sum_losses import is_sum_loss
 from jupyter_distrib.worker.autoparallel.checks.training_by_hand import TrainingByHand
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
+from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.pytorch import private, process_group, randomness
 
 LOOKS = 20
@@ -75,7 +77,8 @@ class TrainingChecks:
         self._losses = LossComparison()
         self._by_hand = TrainingByHand()
         self._own_updates = OwnUpdates(keep)
-        self._steps = StepCounts()
+        self._steps, self._states = StepCounts(), StatesRead()
+        self._patches = Patches()
         self._shards = False
         """Whether an optimizer with sharded parameters has stepped."""
         self._alone = False
@@ -99,8 +102,9 @@ class TrainingChecks:
         self._met_before = -1
         """Number of collectives before the cell."""
 
-    def begin(self) -> None:
-        """Start the checks, before the cell."""
+    def begin(self, patches: Patches) -> None:
+        """Start the checks, before the cell, during which they may replace functions."""
+        self._patches = patches
         self._met_before = process_group.current.sequence()
 
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None:
@@ -151,9 +155,13 @@ class TrainingChecks:
         """
         if is_known:
             self._steps.add(optimizer)
+        if self._shards:
+            self._states.step(self._patches)
         if optimizer in self._fed:
             return
-        self._shards = self._shards or any(map(ownership.is_sharded, ownership.parameters_of(optimizer)))
+        if not self._shards and any(map(ownership.is_sharded, ownership.parameters_of(optimizer))):
+            self._shards = True
+            self._states.step(self._patches)
         hungry = all(each.grad is None for each in ownership.parameters_of(optimizer))
         if hungry and self._alone and is_known:
             line = _at(source_location.current_line(self._run.filename))
@@ -204,6 +212,8 @@ class TrainingChecks:
             self._run.note(f"the ranks have trained their parts of the model differently: {own_choice}")
         elif uneven and uneven.from_first:
             self._run.note(f"the ranks have trained an earlier model differently: {own_choice}")
+        elif self._shards and (states := self._states.difference(*place)):
+            self._run.note(f"{states}: {_DECIDE_TOGETHER}")
         elif self._together and (own := self._own_updates.apart(*place, trained)) is not None:
             self._run.note(
                 f"the ranks have trained different values of {self._named(own)}: no optimizer of torch.optim trains "
@@ -328,7 +338,7 @@ class TrainingChecks:
 class NoChecks(TrainingChecks):
     """The checks of a run whose tensors have no values, which can be compared with nothing."""
 
-    def begin(self) -> None: ...
+    def begin(self, patches: Patches) -> None: ...
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None: ...
     def before_grad(self, losses: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None: ...
     def after_backward(self, reached: bool) -> None: ...

@@ -165,7 +165,7 @@ class TrainingHooks:
         self._loss_averaging.install(self._patches)
         self._undo = [register_optimizer_step_post_hook(self._stepped).remove, self._last_trained.begin()]
         self._schedules.install(self._patches)
-        self._checks.begin()
+        self._checks.begin(self._patches)
 
     def end(self, *, ok: bool) -> None:
         self._patches.undo()
