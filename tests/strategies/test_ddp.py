@@ -464,7 +464,7 @@ for epoch in range(2):
 
 LINEAR = """
 from functools import partial
-from torch.optim.lr_scheduler import LambdaLR, PolynomialLR
+from torch.optim.lr_scheduler import LambdaLR, PolynomialLR, SequentialLR
 def linear(step, *, num_warmup_steps, num_training_steps):
     return max(0.0, (num_training_steps - step) / num_training_steps)
 def linear_schedule(optimizer, num_training_steps):
@@ -482,6 +482,10 @@ OWN_SCHEDULES = {
     "a global": "LambdaLR(optimizer, lambda step: 1 - step / MAX_STEPS)",
     "an object": "LambdaLR(optimizer, Decay(steps))",
     "a polynomial": "PolynomialLR(optimizer, total_iters=steps)",
+    "a cosine after a warm-up": (
+        "SequentialLR(optimizer, [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), "
+        "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - 2)], milestones=[2])"
+    ),
 }
 
 
@@ -1069,6 +1073,8 @@ for epoch in range(3):
     "a schedule for a rank's batches": SCHEDULE.format(steps="len(train) * 2"),
     "a warm-up that is as long": LINEAR
     + SCHEDULE.replace(ONE_CYCLE, "LambdaLR(optimizer, lambda step: min(1.0, step / warmup_steps))"),
+    "a cosine after a warm-up, for a rank's batches": f"{LINEAR}steps = 6"
+    + SCHEDULE.replace(ONE_CYCLE, OWN_SCHEDULES["a cosine after a warm-up"]),
     "a schedule that goes on later": SCHEDULE.format(steps="100"),
     "numbers of all ranks that are added up": f"{TOTALS}\ntotal = torch.tensor(total)\ndist.all_reduce(total)\ntotal / len(train.dataset)",
     "statistics of a loader before the training": f"\nsum(x.sum() for x, y in train), len(iter(train)){TOTALS}",

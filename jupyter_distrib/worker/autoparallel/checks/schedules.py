@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, PolynomialLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, PolynomialLR, SequentialLR
 
 from jupyter_distrib.worker.autoparallel.patches import Patches
 
@@ -35,8 +35,14 @@ class Schedules:
         self._keep = keep
         self._steps: WeakKeyDictionary[LRScheduler, int] = WeakKeyDictionary()
 
+        self._outer: WeakKeyDictionary[LRScheduler, ref[LRScheduler]] = WeakKeyDictionary()
+        """The `SequentialLR` that steps a schedule."""
+        self._stepped: list[LRScheduler] = []
+        """The schedules whose step is being made, the outermost first."""
+
     def install(self, patches: Patches) -> None:
-        patches.replace(LRScheduler, "step", self._stepping)
+        for cls in (LRScheduler, SequentialLR):
+            patches.replace(cls, "step", self._stepping)
 
     def cut_short(self, ranks: int, backwards: int) -> Iterator[tuple[str, int, int]]:
         """Yield the name of each schedule that has made only one rank's part of its steps, and both numbers.
@@ -46,17 +52,25 @@ class Schedules:
             backwards: The number of backward passes; a schedule that steps once in an epoch makes fewer steps.
         """
         for schedule, steps in self._steps.items():
-            made = schedule.last_epoch
-            if steps not in (made, made + 1) or 2 * steps <= backwards:
+            outer = self._outer[schedule]() if schedule in self._outer else None
+            before = outer.last_epoch - schedule.last_epoch if outer else 0  # of those before it, such as a warm-up
+            made = schedule.last_epoch + before
+            if steps not in (schedule.last_epoch, schedule.last_epoch + 1) or 2 * (steps + before) <= backwards:
                 continue  # a new one makes a first step that does not count
-            for whole in _all_steps(schedule):
+            for whole in (each + before for each in _all_steps(schedule)):
                 if made < whole and abs(made * ranks - whole) <= max(ranks, _TOLERANCE * whole):
-                    yield type(schedule).__name__, made, whole
+                    yield type(outer or schedule).__name__, made, whole
                     break
 
     def _stepping(self, original: Any) -> Any:
         def step(schedule: LRScheduler, *args: Any, **keywords: Any) -> None:
-            original(schedule, *args, **keywords)
+            if self._stepped:
+                self._outer[schedule] = ref(self._stepped[-1])
+            self._stepped.append(schedule)
+            try:
+                original(schedule, *args, **keywords)
+            finally:
+                self._stepped.pop()
             self._steps[schedule] = self._steps.get(schedule, 0) + 1
             self._keep(schedule)
 
