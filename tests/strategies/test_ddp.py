@@ -488,6 +488,23 @@ OWN_SCHEDULES = {
     ),
 }
 
+BY_HAND_RATE = """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def rate(step, total): return 0.1 * (1 - step / total)
+def train_all(loader, number, change=True):
+    {local} = number
+    step = 0
+    for epoch in range(2):
+        for x, y in loader:
+            for group in optimizer.param_groups: group["lr"] = rate(step, {use}) if change else 0.1
+            update(model, optimizer, x, y)
+            step += 1
+train_all({call})"""
+RATE_TOLD = (
+    "and each rank has made 6 steps, since it has read 1/2 of the batches: a learning rate that is computed from"
+)
+ALL_STEPS = "train, len(data) // 8 * 2"
 
 SAID = {
     "an update by hand": (
@@ -648,6 +665,16 @@ for epoch in range(2):
         )
         for how, made in OWN_SCHEDULES.items()
     },
+    "a rate by hand for all batches": (
+        BY_HAND_RATE.format(local="total_steps", use="total_steps", call=ALL_STEPS),
+        f"`total_steps` is 12, {RATE_TOLD}",
+    ),
+    "a rate by hand for all batches, by a dict": (
+        BY_HAND_RATE.format(
+            local="settings = dict(max_iters=number); other", use="settings['max_iters']", call=ALL_STEPS
+        ),
+        f"`settings['max_iters']` is 12, {RATE_TOLD}",
+    ),
     "a length asked too early": (TOO_EARLY, "len() of a data loader, called on line 3 before there was an optimizer"),
 }
 
@@ -1075,6 +1102,16 @@ for epoch in range(3):
     + SCHEDULE.replace(ONE_CYCLE, "LambdaLR(optimizer, lambda step: min(1.0, step / warmup_steps))"),
     "a cosine after a warm-up, for a rank's batches": f"{LINEAR}steps = 6"
     + SCHEDULE.replace(ONE_CYCLE, OWN_SCHEDULES["a cosine after a warm-up"]),
+    "a rate by hand for a rank's batches": BY_HAND_RATE.format(
+        local="total_steps", use="total_steps", call="train, 2 * len(train)"
+    ),
+    "a rate by hand for another number of steps": BY_HAND_RATE.format(
+        local="total_steps", use="total_steps", call="train, 100"
+    ),
+    "a number of all steps beside a rate that stays": BY_HAND_RATE.format(
+        local="total_steps", use="total_steps", call=f"{ALL_STEPS}, False"
+    ),
+    "a warm-up by hand": BY_HAND_RATE.format(local="warmup_steps", use="warmup_steps", call=ALL_STEPS),
     "a schedule that goes on later": SCHEDULE.format(steps="100"),
     "numbers of all ranks that are added up": f"{TOTALS}\ntotal = torch.tensor(total)\ndist.all_reduce(total)\ntotal / len(train.dataset)",
     "statistics of a loader before the training": f"\nsum(x.sum() for x, y in train), len(iter(train)){TOTALS}",

@@ -40,6 +40,11 @@ class Schedules:
         self._stepped: list[LRScheduler] = []
         """The schedules whose step is being made, the outermost first."""
 
+    @property
+    def any(self) -> bool:
+        """Return whether any schedule has made a step."""
+        return bool(self._steps)
+
     def install(self, patches: Patches) -> None:
         for cls in (LRScheduler, SequentialLR):
             patches.replace(cls, "step", self._stepping)

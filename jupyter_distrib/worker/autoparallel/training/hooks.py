@@ -36,6 +36,7 @@ from jupyter_distrib.serialization import payload
 from jupyter_distrib.worker.autoparallel import heuristics, object_collectives, ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.last_trained import LastTrained
 from jupyter_distrib.worker.autoparallel.checks.notebook_models import NotebookModels
+from jupyter_distrib.worker.autoparallel.checks.rates_by_hand import RatesByHand
 from jupyter_distrib.worker.autoparallel.checks.schedules import Schedules
 from jupyter_distrib.worker.autoparallel.checks.training_checks import NoChecks, TrainingChecks
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
@@ -139,6 +140,7 @@ class TrainingHooks:
             keep=self._last_trained.keep,
         )
         self._schedules = Schedules(self._last_trained.keep)
+        self._rates_by_hand = RatesByHand(run.filename)
         self._models = NotebookModels(run)
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: list[Callable[[], None]] = []
@@ -276,6 +278,13 @@ class TrainingHooks:
                 f"{name} has made {made} of its {whole} steps, since each rank has read 1/{ranks} of the batches: make "
                 "it in the cell, with len() of the loader after the optimizer is built"
             )
+        if not self._schedules.any and (found := self._rates_by_hand.cut_short(ranks)):
+            name, whole, steps = found
+            self._run.note(
+                f"`{name}` is {whole}, and each rank has made {steps} steps, since it has read 1/{ranks} of the "
+                "batches: a learning rate that is computed from it has not reached its end. Take len() of the loader "
+                "after the optimizer is built"
+            )
 
     # ------------------------------------------------------------------------------------------------ moments
 
@@ -351,6 +360,7 @@ class TrainingHooks:
         if not self._last_trained.has(optimizer):
             self._last_trained.keep(optimizer, *self._distributor.models)
         self._checks.stepped(optimizer, is_known=optimizer in self._known)
+        self._rates_by_hand.stepped(optimizer)
 
     def _wrapping(self, original: Any) -> Any:
         def __init__(wrapper: DistributedDataParallel, module: nn.Module, *args: Any, **keywords: Any) -> None:  # noqa: N807
