@@ -665,6 +665,16 @@ for epoch in range(2):
         )
         for how, made in OWN_SCHEDULES.items()
     },
+    "the best weights by each rank's own loss": (
+        """
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step, (x, y) in enumerate(train):
+    update(model, optimizer, x, y)
+    if step == rank: best = copy.deepcopy(model.state_dict())
+model.load_state_dict(best)""",
+        "such as load_state_dict() of the weights that each rank had found the best by its own loss",
+    ),
     "a rate by hand for all batches": (
         BY_HAND_RATE.format(local="total_steps", use="total_steps", call=ALL_STEPS),
         f"`total_steps` is 12, {RATE_TOLD}",

@@ -328,7 +328,9 @@ class TrainingChecks:
                     f"{others}. `{replaced}` is a parameter that the code has put into the model meanwhile: if it is "
                     "computed from a batch, add up what it is computed from with torch.distributed.all_reduce()"
                 )
-            return others
+            return (
+                f"{others}, such as load_state_dict() of the weights that each rank had found the best by its own loss"
+            )
         return (
             "gradients were not averaged, since no torch.optim optimizer was found for them. Use one, or give the "
             "model to jupyter_distrib.prepare()"
