@@ -21,6 +21,8 @@ from jupyter_distrib.libraries.lmdb import LMDB
 from jupyter_distrib.libraries.mlflow import MLFLOW
 from jupyter_distrib.libraries.numpy_objects import NUMPY
 from jupyter_distrib.libraries.pydantic import PYDANTIC
+from jupyter_distrib.libraries.pyspark import PYSPARK
+from jupyter_distrib.libraries.ray import RAY
 from jupyter_distrib.libraries.rich import RICH
 from jupyter_distrib.libraries.tensorboard import TENSORBOARD
 from jupyter_distrib.libraries.tensorflow import TENSORFLOW
@@ -97,6 +99,8 @@ LIBRARIES = (
         },
     ),
     PYDANTIC,
+    PYSPARK,
+    RAY,
     RICH,
     Library(
         modules=("safetensors",),

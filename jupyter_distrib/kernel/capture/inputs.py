@@ -227,9 +227,11 @@ def _sentence(problem: PickleProblem, item: Input) -> str:
     where = f" (used on line {item.line})" if item.line else ""
     inside = f" at {problem.path}" if problem.path != problem.name else ""
     holds = "holds" if inside else "is"
+    says_what_to_do = re.search(r"\b(?:the|a|earlier) cell\b", problem.reason)  # not: cannot pickle 'cell' object
+    advice = "" if says_what_to_do else " Build it inside the cell."
     sentence = (
         f"`{problem.name}`{where} {holds} a {problem.type_name}{inside}, which cannot be sent to the ranks "
-        f"({problem.reason}). Build it inside the cell."
+        f"({problem.reason}).{advice}"
     )
     if problem.name in _OF_CALLS:
         for ours, theirs in _OF_CALLS.items():
