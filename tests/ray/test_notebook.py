@@ -348,6 +348,33 @@ def test_a_busy_cluster_says_by_whom_and_can_be_waited_for(book: Notebook, clust
     assert os.path.isdir(tmp_path)
 
 
+OF_RAY = """
+%load_ext jupyter_distrib
+import ray
+ray.init({address!r}, log_to_driver=False)
+@ray.remote(num_cpus=0)
+class Counter:
+    count = 0
+    def add(self):
+        self.count += 1
+        return self.count
+counter, reference = Counter.remote(), ray.put([1])
+"""
+
+
+def test_what_the_notebook_has_of_ray_is_refused_or_needs_a_connection(cluster: Cluster, tmp_path: Path) -> None:
+    line = f"%%distributed --pool ray --insecure --address {cluster.address} --ranks 2 --cpus-per-rank 0\n"
+    with Notebook(tmp_path, env={"RAY_AUTH_MODE": "disabled"}) as book:
+        assert book.cell(OF_RAY.format(address=cluster.address), timeout_s=100).status == "ok"
+        refused = book.fails(f"{line}ray.get(reference)").traceback
+        assert "`reference` (used on line 2) is a ray.ObjectRef, which cannot be sent" in refused
+        assert refused.endswith("take `ray.get(x)` in an earlier cell, and use that)."), refused
+        assert "works only in a process that is connected" in book.cell(f"{line}counter.add.remote()", 150).traceback
+        book.ok(f"{line}import ray\nray.init({cluster.address!r}, log_to_driver=False);")
+        counts = book.ok(f"{line}ray.get(counter.add.remote())").result
+        assert sorted(counts.splitlines()) in (["rank 0: 1", "rank 1: 2"], ["rank 0: 2", "rank 1: 1"])
+
+
 def test_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path) -> None:
     python, packages = environment(tmp_path / "env")
     install(wheel(tmp_path, "tinypkg", "1.2"), packages)

@@ -38,6 +38,25 @@ def book(shared: Notebook) -> Notebook:
     return shared
 
 
+def test_what_is_in_spark_stays_there_and_ranks_start_no_distributor(book: Notebook) -> None:
+    book.ok("""
+context = spark.sparkContext
+frame, total, shared = spark.range(4), context.accumulator(0), context.broadcast([1, 2])
+names = frame.schema.names
+""")
+    cell = "%%distributed --ranks 2\n"
+    assert book.cell(f"{cell}shared.value, names", 100).result == "ranks 0-1: ([1, 2], ['id'])"
+    for code, said in (
+        ("frame.count()", "take `x.toPandas()` in an earlier cell"),
+        ("spark.range(3)", "it is the connection to Spark"),
+        ("total.add(1)", "what ranks add to it would not come back"),
+    ):
+        assert said in book.fails(cell + code).traceback
+    imported = "from pyspark.ml.torch.distributor import TorchDistributor\n"
+    launched = book.cell(f"{cell}{imported}TorchDistributor(2, local_mode=True, use_gpu=False).run(len, [])", 100)
+    assert "TorchDistributor() on a rank of a distributed cell" in launched.traceback, launched.text
+
+
 def test_tasks_of_spark_have_torchruns_variables_and_a_live_view(book: Notebook) -> None:
     book.ok("""
 def train(scale, *, more):

@@ -123,15 +123,33 @@ class PlacementRequest:
 
     def too_few(self, there: Sequence[int]) -> str:
         """Return a sentence on why this cluster cannot meet the request."""
+        if not there:
+            return (
+                "the Ray cluster has no node that is alive: start one with `ray start --address=...`, or use --wait S "
+                "if it grows by itself."
+            )
         rooms = [room for room in there if room]
         total = f"{sum(rooms)} on {len(rooms)} nodes ({', '.join(map(str, rooms))})" if len(rooms) > 1 else sum(rooms)
         nodes = f" on {self.nodes} nodes" if self.nodes else ""
         each = f", at {self.wanted.cpus_per_rank:g} CPU for each" if not self.gpus and self.wanted.cpus_per_rank else ""
         typed = f" of type {self.command.gpu_type}" if self.command.gpu_type else ""
+        fewer = "ask for at most that many, or use" if rooms else "use"
         return (
             f"--{'gpus' if self.gpus else 'ranks'} {self.size(there)}{nodes}, but the Ray cluster has room for "
-            f"{total}{typed}{each}; ask for at most that many, or use --wait S if it grows by itself."
+            f"{total}{typed}{each}; {fewer} --wait S if it grows by itself."
         )
+
+    def advice(self, there: Sequence[int], free: Mapping[str, float]) -> str:
+        """Return a sentence, with a space before it, on what to do if no notebook of ours has what is missing; empty if
+        the cluster is too small anyway."""
+        if not self.shapes(there):
+            return ""
+        bundle = self.bundle(self.size(there))
+        if not self.kind and all(free.get(unit, 0) >= bundle[unit] for unit in bundle):
+            where = f"on {self.nodes} nodes" if self.nodes else "where the ranks need them"
+            return f" But they are not free {where}, or a node has just been lost: wait with --wait S."
+        none = "" if self.gpus or not self.wanted.cpus_per_rank else ", or let ranks take none with --cpus-per-rank 0"
+        return f" Actors, tasks or placement groups have the rest: end them, wait for them with --wait S{none}."
 
 
 def have_gpus(nodes: Sequence[Mapping[str, Any]]) -> bool:

@@ -314,7 +314,7 @@ def _alive() -> list[Any]:
 
 
 def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence on free resources, and on the notebooks that have the rest."""
+    """Return a sentence on free resources, and on who has the rest."""
     import ray
     from ray.util import placement_group_table
 
@@ -325,7 +325,9 @@ def _busy(need: PlacementRequest, nodes: Sequence[Mapping[str, Any]]) -> str:
     }
     going_on = [run for run in run_list.listed(paths.runtime_directory()) if not run.ended]
     detached = [run.run for run in going_on if (os.path.basename(run.notebook) or run.holder) in names]
-    return need.busy(nodes, ray.cluster_resources(), ray.available_resources()) + holders(names, detached)
+    free = ray.available_resources()
+    advice = holders(names, detached) or need.advice(need.there(nodes), free)
+    return need.busy(nodes, ray.cluster_resources(), free) + advice
 
 
 def holders(names: Collection[str], detached: Sequence[str] = ()) -> str:

@@ -72,6 +72,11 @@ def test_too_few_is_one_sentence() -> None:
     assert "--ranks 9 on 1 nodes, but the Ray cluster has room for 12 on 2 nodes (8, 4), at 1 CPU" in need(
         CPUS, Wanted(nodes=NodeCount(1)), size=9, gpus=False
     ).too_few([8, 4])
+    ranks = need(CPUS, Wanted(cpus_per_rank=16), size=2, gpus=False)
+    assert ranks.too_few([0, 0]) == (
+        "--ranks 2, but the Ray cluster has room for 0, at 16 CPU for each; use --wait S if it grows by itself."
+    )
+    assert ranks.too_few([]).startswith("the Ray cluster has no node that is alive: start one")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,21 @@ def test_what_is_short_is_said_with_its_number() -> None:
     assert asked.busy(GPUS, total, {"CPU": 9.0, "GPU": 2.0}).startswith("16 CPUs are asked for, and 9 of 40 are free")
     assert need(CPUS, size=1, gpus=False).busy(CPUS, {"CPU": 12.0}, {}).startswith("1 CPU is asked for, and 0 of 12")
     assert need(CPUS, size=40, gpus=False, wait_s=9.0).busy(CPUS, {"CPU": 12.0}, {}).endswith(" It has to grow.")
+
+
+def test_what_is_not_a_notebooks_can_be_ended_waited_for_or_shared() -> None:
+    shared = ", or let ranks take none with --cpus-per-rank 0."
+    assert need(CPUS, size=4, gpus=False).advice([8, 4], {"CPU": 3.0}).endswith(f"wait for them with --wait S{shared}")
+    assert need(GPUS, size=4).advice([4, 2], {"CPU": 9.0}).endswith("wait for them with --wait S.")
+    assert need(CPUS, size=40, gpus=False, wait_s=9.0).advice([8, 4], {}) == "", "the cluster has to grow"
+
+
+def test_what_is_free_in_the_wrong_place_is_not_said_to_be_taken() -> None:
+    """As after the loss of a node, which Ray takes for alive for some seconds."""
+    asked = need(CPUS, Wanted(nodes=NodeCount(2), cpus_per_rank=0), size=2, gpus=False)
+    assert asked.advice([1000, 1000], {"CPU": 3.9}) == (
+        " But they are not free on 2 nodes, or a node has just been lost: wait with --wait S."
+    )
 
 
 def test_ranks_may_take_no_cpu() -> None:
