@@ -148,7 +148,8 @@ class PlacementRequest:
         if not self.kind and all(free.get(unit, 0) >= bundle[unit] for unit in bundle):
             where = f"on {self.nodes} nodes" if self.nodes else "where the ranks need them"
             return f" But they are not free {where}, or a node has just been lost: wait with --wait S."
-        none = "" if self.gpus or not self.wanted.cpus_per_rank else ", or let ranks take none with --cpus-per-rank 0"
+        some = not self.gpus and self.wanted.cpus_per_rank and free.get("CPU")  # a bundle needs a thousandth
+        none = ", or let ranks take none with --cpus-per-rank 0" if some else ""
         return f" Actors, tasks or placement groups have the rest: end them, wait for them with --wait S{none}."
 
 

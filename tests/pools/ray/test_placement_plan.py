@@ -120,6 +120,9 @@ def test_what_is_short_is_said_with_its_number() -> None:
 def test_what_is_not_a_notebooks_can_be_ended_waited_for_or_shared() -> None:
     shared = ", or let ranks take none with --cpus-per-rank 0."
     assert need(CPUS, size=4, gpus=False).advice([8, 4], {"CPU": 3.0}).endswith(f"wait for them with --wait S{shared}")
+    assert need(CPUS, size=4, gpus=False).advice([8, 4], {}).endswith("wait for them with --wait S."), (
+        "nor a thousandth"
+    )
     assert need(GPUS, size=4).advice([4, 2], {"CPU": 9.0}).endswith("wait for them with --wait S.")
     assert need(CPUS, size=40, gpus=False, wait_s=9.0).advice([8, 4], {}) == "", "the cluster has to grow"
 
