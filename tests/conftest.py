@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_core.utils import ensure_event_loop
@@ -104,6 +105,21 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert not names, f"temporary files left behind: {sorted(names)}"
     assert wait_until(lambda: not temporary_files.deserted(on_hosts), 10), temporary_files.deserted(on_hosts)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def only_root_gives_files_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that needs a file of somebody else is skipped for an ordinary user, who cannot make one."""
+
+    def chown(*arguments: Any, **keywords: Any) -> None:
+        try:
+            real(*arguments, **keywords)
+        except PermissionError:
+            pytest.skip("only root can give a file away")
+
+    real = os.chown
+    if os.geteuid() != 0:
+        monkeypatch.setattr(os, "chown", chown)
 
 
 @pytest.fixture(autouse=True)

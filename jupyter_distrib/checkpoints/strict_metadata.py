@@ -110,6 +110,8 @@ class _Unpickler(pickle.Unpickler):
             "torch.Size": lambda *given: shape(*given),  # noqa: PLW0108
             MEMORY_FORMAT: lambda number: count(number),  # noqa: PLW0108
             LAYOUT: lambda layout: text(layout),  # noqa: PLW0108
+            # Python 3.11.2 and its like pickle members of an enum, such as memory formats, in this way.
+            "builtins.getattr": lambda _, member: text(member),
         }
         if (full := f"{module}.{name}") in as_is:
             return as_is[full]

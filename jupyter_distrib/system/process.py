@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import faulthandler
 import io
 import os
@@ -28,6 +29,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE = 25
 _HUGE_BYTES = 1 << 21
 _IOLBF = 1
+
+
+def why_not_started(program: str, error: OSError) -> str:
+    """Return why a program could not be started. Python says that of a missing one that permission is denied, if PATH
+    has a folder that this user may not look into (`subprocess`, and execvp(3))."""
+    there = [os.path.join(folder, program) for folder in os.get_exec_path()]
+    is_missing = isinstance(error, PermissionError) and os.sep not in program and not any(map(os.path.lexists, there))
+    return os.strerror(errno.ENOENT) if is_missing else str(error.strerror)
 
 
 def die_with_parent(parent_pid: int) -> None:

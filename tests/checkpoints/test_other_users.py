@@ -3,6 +3,7 @@ A real second user; exploits run as far as they get."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import io
 import itertools
@@ -784,6 +785,12 @@ def test_metadata_of_somebody_else_are_those_that_were_written() -> None:
 
     assert (read.state_dict_metadata, read.planner_data) == (own.state_dict_metadata, own.planner_data)
     assert read.storage_data == own.storage_data
+
+
+def test_metadata_are_read_that_some_versions_of_python_311_pickle_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enum.Enum, "__reduce_ex__", lambda self, _: (getattr, (type(self), self.name)))
+    assert b"getattr" in (content := pickle.dumps(metadata()))
+    assert strict_metadata.metadata_from(content).state_dict_metadata.keys() == {"weight", "a"}
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "", ".", "..", "a/b", 3, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_distrib.system import process
 from tests.notebook import ROOT
 
 
@@ -173,3 +175,12 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 assert (os.fstat(1).st_ino, len(os.listdir("/proc/self/fd"))) == before
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_program_that_is_missing_is_not_said_to_be_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # so says Python of a PATH that one may not search
+    assert process.why_not_started("sbatch", error) == "No such file or directory"
+    (tmp_path / "sbatch").write_text("")
+    assert process.why_not_started("sbatch", error) == "Permission denied"
+    assert process.why_not_started("./sbatch", error) == "Permission denied"

@@ -23,6 +23,7 @@ from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import bootstrap, piped_relay, takeover
 from jupyter_distrib.pools.command.command import HostCommand, last_line
+from jupyter_distrib.system import process
 from jupyter_distrib.system.launch import new_log
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link, encode
@@ -190,7 +191,8 @@ def _started(command: HostCommand, host: str, theirs: socket.socket, log: IO[byt
     try:
         return subprocess.Popen(words, stdin=fd, stdout=fd, stderr=log, start_new_session=True)
     except OSError as error:
-        raise PoolError(f"{words[0]} cannot be started: {error.strerror}. Install it, or correct the pool.") from None
+        why = process.why_not_started(words[0], error)
+        raise PoolError(f"{words[0]} cannot be started: {why}. Install it, or correct the pool.") from None
 
 
 class _Dialogue:

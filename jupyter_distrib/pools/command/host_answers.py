@@ -11,6 +11,7 @@ from typing import Protocol
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import bootstrap
 from jupyter_distrib.pools.trial import VERSIONS, versions
+from jupyter_distrib.system import process
 
 ANSWER_S = 30.0
 _AT_ONCE = 16
@@ -58,9 +59,8 @@ def _answer(pool: Reached, host: str) -> str:
     except subprocess.TimeoutExpired as late:
         status, said, heard = None, late.stderr or b"", b""
     except OSError as error:
-        raise PoolError(
-            f"{words[0]} cannot be started ({error.strerror}): install it, or correct the command."
-        ) from None
+        why = process.why_not_started(words[0], error)
+        raise PoolError(f"{words[0]} cannot be started ({why}): install it, or correct the command.") from None
     found = versions(heard)
     if found is None:
         text = said.decode("utf-8", "replace") + heard.decode("utf-8", "replace")

@@ -11,6 +11,7 @@ from typing import Any
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.kubernetes import words
+from jupyter_distrib.system import process
 
 ANSWER_S = 20.0
 LONGER_S = 3.0
@@ -64,7 +65,8 @@ class Kubectl:
         except subprocess.TimeoutExpired:
             raise PoolError(f"{words.AWAY} (kubectl {more[0]} took {limit_s:g} s): try again later.") from None
         except OSError as error:
-            raise PoolError(f"{self.program[0]} cannot be started ({error.strerror}): install kubectl.") from None
+            why = process.why_not_started(self.program[0], error)
+            raise PoolError(f"{self.program[0]} cannot be started ({why}): install kubectl.") from None
         if done.returncode:
             raise KubectlFailed(more[0], done.stderr.decode("utf-8", "replace"))
         return done.stdout.decode("utf-8", "replace")

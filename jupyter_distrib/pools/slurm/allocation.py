@@ -24,7 +24,7 @@ from pathlib import Path
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command.hosts import Host
 from jupyter_distrib.pools.slurm import command
-from jupyter_distrib.system import paths, record_file
+from jupyter_distrib.system import paths, process, record_file
 from jupyter_distrib.system.launch import new_log
 
 AT_ONCE_S = 10.0
@@ -245,7 +245,7 @@ def output(*words: str, limit_s: float = ANSWER_S, says: bool = False) -> str:
     except subprocess.TimeoutExpired:
         raise PoolError(f"Slurm does not answer ({words[0]}): try again when its controller is back.") from None
     except OSError as error:
-        raise PoolError(f"{words[0]} cannot be started ({error.strerror}).") from None
+        raise PoolError(f"{words[0]} cannot be started ({process.why_not_started(words[0], error)}).") from None
     if done.returncode:
         raise PoolError(f"{words[0]} failed: {command.refused(done.stderr)}.")
     return done.stderr if says else done.stdout
