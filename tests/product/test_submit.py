@@ -330,6 +330,9 @@ def test_a_pool_that_refuses_has_another_to_fall_back_to(tmp_path: Path) -> None
         outcome = book.ok("%%distributed\nprint('hello')\nrank")
         assert outcome.result == "rank 0: 0\nrank 1: 1"
         assert "· on the pool shared, since reserved refused: " in outcome.view
+        book.ok("from jupyter_distrib.kernel.session import session")
+        numbers = "[run.id.rpartition('-')[2] for run in session.current().history]"
+        assert book.ok(numbers).result == "['1']", "a start that was refused is no run"
         book.ok("from jupyter_distrib import distributed\n@distributed()\ndef work(): return 1")
         assert book.ok("run = work.submit()\nrun.result(), run.pool").result == "(ranks 0-1: 1, 'shared')"
         assert "/nowhere/python" in book.fails("%%distributed --on 0\n1").evalue

@@ -224,11 +224,10 @@ class Session:
         request, options, say = order.request, order.options.filled, concurrent.say if concurrent else print
         if not self._kept_values.dropped.empty():
             self.pass_on()
-        run_id = queued.id if queued else self._new_id()
         takes_new = not (options.warm or request.handles) and options.on is None
         unused = takes_new and bool(request.cell.script or order.reason_for_new)
         start = RankStart(
-            pool=options.pool or "", label=request.label, cell=request.cell_id, run=run_id if queued else ""
+            pool=options.pool or "", label=request.label, cell=request.cell_id, run=queued.id if queued else ""
         )
         claim = self.pools.claiming(order.options, start, request.handles, concurrent=concurrent, unused=unused)
         with claim as group:
@@ -245,7 +244,7 @@ class Session:
                     self.pools.wait_open(group, say)
                 if order.reason_for_new:
                     group.notes = (*group.notes, order.reason_for_new)
-                run = new_runs.on_group(group, order, queued, run_id=run_id)
+                run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
                 run.on_ended.append(lambda: self._after(group, run))
                 if not outgoing.in_parcel:
                     run.on_ended.append(self.sent_values.tidy)
