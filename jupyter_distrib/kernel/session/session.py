@@ -23,7 +23,7 @@ from jupyter_distrib.kernel.history.writer import HistoryWriter
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session import cell_order, new_runs
-from jupyter_distrib.kernel.session.cell_order import CellRequest, Order, Outgoing
+from jupyter_distrib.kernel.session.cell_order import CellRequest, Order, Outgoing, ProcessState
 from jupyter_distrib.kernel.session.handles import KeptValues
 from jupyter_distrib.kernel.session.notifier import Notifier
 from jupyter_distrib.kernel.session.pools.connection import GroupState, WorkerGroup
@@ -257,6 +257,8 @@ class Session:
                             run, request, options, context=order.context, predicted=order.predicted
                         )
                         options = cell_order.with_variables(options, given)
+                        if queued is None and run.observers.threads:  # they may have chosen something in this process
+                            order = replace(order, process_state=ProcessState.now())
                         facts, settings = run.observers.facts, order.options.settings
                         if facts is not None and settings.notify and not run.detached:
                             run.observers.add(self.notifier.of(facts, settings))

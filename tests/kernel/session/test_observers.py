@@ -132,6 +132,20 @@ def test_an_observer_sees_a_whole_run_and_its_environment_reaches_the_ranks(book
     assert last(book, "o.threads") == "{'jupyter_distrib-observer-watching'}"
 
 
+def test_what_it_chooses_in_the_notebook_holds_for_the_run_that_begins(book: Notebook) -> None:
+    book.ok(
+        "theirs_begin = theirs.Watching.begin\n"
+        "def begin(self):\n    os.environ['CHOSEN'] = self.run.id\n    return theirs_begin(self)\n"
+        "theirs.Watching.begin = begin"
+    )
+    try:
+        for _ in range(2):
+            outcome = book.ok("%%distributed --ranks 2\nos.environ.get('CHOSEN') == os.environ['WATCHED']")
+            assert outcome.result == "ranks 0-1: True"
+    finally:
+        book.ok("theirs.Watching.begin = theirs_begin; del os.environ['CHOSEN']")
+
+
 def test_it_knows_what_the_cell_is_run_with(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --on 1 --timeout 50 --env SECRET=1\nrank")
     facts = "r = o.run; r.label.startswith('Cell In['), r.source, dict(r.options), r.strategy, r.pool, r.ranks, r.world_size"

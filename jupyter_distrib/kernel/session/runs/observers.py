@@ -65,7 +65,8 @@ class RunObservers:
     """The experiment trackers that record the run."""
     own: tuple[Observer, ...] = ()
     """The observers that return at once."""
-    _threads: tuple[ObserverThread, ...] = ()
+    threads: tuple[ObserverThread, ...] = ()
+    """The observers that have a thread of their own."""
 
     def add(self, *observers: Observer) -> None:
         self.own = (*self.own, *observers)
@@ -75,24 +76,24 @@ class RunObservers:
 
     def add_thread(self, thread: ObserverThread) -> None:
         """Add an observer with a thread of its own."""
-        self._threads = (*self._threads, thread)
+        self.threads = (*self.threads, thread)
         if thread.is_tracker:
             self.trackers = (*self.trackers, thread.name)
 
     def notify(self, event: m.RunEvent, record: RunRecord) -> None:
         """Pass an event, just folded into the record, to all observers. Returns at once."""
-        for observer in (*self.own, *self._threads):
+        for observer in (*self.own, *self.threads):
             observer.observe(event, record)
 
     @property
     def unfinished(self) -> bool:
         """Return whether some observer continues in the background."""
-        return any(thread.is_behind for thread in self._threads)
+        return any(thread.is_behind for thread in self.threads)
 
     def finish(self, given_up: Callable[[], bool]) -> None:
         """Wait, for a bounded time, until observers with a thread of their own have handled the end of the run."""
         until_s = time.monotonic() + FINISH_S
-        for thread in self._threads:
+        for thread in self.threads:
             thread.finish(until_s, given_up)
 
 
