@@ -95,6 +95,7 @@ class LocalNode(Node):
         threading.Thread(target=self._drain, name="jupyter_distrib-write", daemon=True).start()
 
     def _drain(self) -> None:
+        """Send until nothing is left; in a thread of its own."""
         poll = select.poll()
         poll.register(self._link.sock, select.POLLOUT)
         while self._draining:

@@ -543,7 +543,7 @@ kept, patched.{name} = patched.{name}, stopped
     [
         ("%%distributed --ranks 2\n1", "settings.find_files", "state"),
         ("%%distributed --ranks 2\n1", "capture.inputs", "pack"),
-        ("import jupyter_distrib as d\nd.distributed(ranks=2)(int).distributed()", "capture.inputs", "pack"),
+        ("import jupyter_distrib as d\nd.distributed(ranks=2)(print).distributed()", "capture.inputs", "pack"),
     ],
 )
 def test_an_interrupt_that_meets_the_kernel_anywhere_is_shown(

@@ -80,7 +80,8 @@ class Session:
         self.observers.own.append(self.history_writer.follow)
         self.notifier = Notifier(lambda: self.identity.notebook)
         self.queue = RunQueue(self.pools.capacity, self.changed, self._list_queued)
-        self._numbers = itertools.count(1)
+        self._ids = map(f"{self.identity.name}-{{}}".format, itertools.count(1))
+        """The ids of the next runs."""
         self.queries = RankQueries(self.start, self.choices, self.runs, self.pools)
         self._kept_values = KeptValues(self.queries.fetch)
 
@@ -130,7 +131,7 @@ class Session:
         if capabilities.runs_in_send:
             return self._begin(order)
         order = order.as_it_is_now(self.sent_values)
-        run = new_runs.queued(order, self._new_id())
+        run = new_runs.queued(order, next(self._ids))
         self._remember(run)
 
         def begin(patient: bool) -> None:
@@ -155,7 +156,11 @@ class Session:
         return run
 
     def _order(self, request: CellRequest) -> Order:
-        """Return the order for a request, with its strategy's answers."""
+        """Return the order for a request, with the peak that a dry run has predicted.
+
+        Raises:
+            OptionsError, DistributedError: The strategy refuses the run, or a tracker is not installed.
+        """
         settings = request.options.settings
         for text in self.choices.unannounced(settings) if settings.ignored else ():
             print(text)
@@ -244,7 +249,7 @@ class Session:
                     self.pools.wait_open(group, say)
                 if order.reason_for_new:
                     group.notes = (*group.notes, order.reason_for_new)
-                run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else self._new_id())
+                run = new_runs.on_group(group, order, queued, run_id=queued.id if queued else next(self._ids))
                 run.on_ended.append(lambda: self._after(group, run))
                 if not outgoing.in_parcel:
                     run.on_ended.append(self.sent_values.tidy)
@@ -279,12 +284,9 @@ class Session:
 
     def run_elsewhere(self, make: Callable[[str], Run]) -> Run:
         """Return a run of this notebook that no pool executes; `make` makes it for an id."""
-        run = make(self._new_id())
+        run = make(next(self._ids))
         self._remember(run)
         return run
-
-    def _new_id(self) -> str:
-        return f"{self.identity.name}-{next(self._numbers)}"
 
     def _send(self, run: Run, group: WorkerGroup, command: m.Execute, outgoing: Outgoing) -> None:
         """Send the command with its inputs. Once ranks may have received part of it, an interrupt cancels the run."""

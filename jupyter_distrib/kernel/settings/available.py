@@ -1,4 +1,5 @@
-"""The strategies and the kinds of pools that a cell can ask for, with the options that each declares. No torch.
+"""The strategies and the kinds of pools that a cell can ask for, with the options that each declares, and the answers
+of a cell's strategy before it runs. No torch.
 
 A strategy is one file in `strategies/`, a pool one file or folder in `pools/`; or a class of another package, which
 declares it by an entry point.

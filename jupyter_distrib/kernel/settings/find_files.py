@@ -86,7 +86,8 @@ def present_folder() -> str:
 
 
 def user_file(home: str = "") -> str:
-    """Return the path of the user's file with pools, which need not exist. Raises `OptionsError`."""
+    """Return the path of the user's file with pools, which need not exist; `home` is looked up if it is empty. Raises
+    `OptionsError`."""
     chosen = os.environ.get("JUPYTER_DISTRIB_CONFIG")
     if not chosen:
         base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home or paths.home(), ".config")

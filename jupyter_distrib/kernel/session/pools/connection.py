@@ -216,7 +216,7 @@ class Connection:
         return same and self._companion.is_here(surely=surely)
 
     def packages(self) -> m.Packages | None:
-        """Return the packages that its ranks must have, if packages are compared."""
+        """Return the packages that its ranks must have; only for a pool that compares packages."""
         facts = self.facts
         from jupyter_distrib.kernel.session.pools import notebook_packages
 

@@ -82,7 +82,7 @@ class RunObservers:
 
     def notify(self, event: m.RunEvent, record: RunRecord) -> None:
         """Pass an event, just folded into the record, to all observers. Returns at once."""
-        for observer in (*self.own, *self.threads):
+        for observer in (*self.threads, *self.own):  # a queue does not fail
             observer.observe(event, record)
 
     @property
