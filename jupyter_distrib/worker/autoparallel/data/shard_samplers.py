@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, MutableMapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from torch.utils.data import (
     BatchSampler,
@@ -22,6 +21,7 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import manual_parallelism
@@ -33,9 +33,9 @@ from jupyter_distrib.worker.pytorch import randomness
 
 _PIECE = 1 << 16
 """The number of elements of a sampler that the ranks exchange at once."""
-_passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_passes: MutableMapping[Any, int] = WeakIdKeyDictionary()
 """Number of shuffled passes over each data set, so that a loader that is recreated for every epoch shuffles differently
-each time."""
+each time. By identity: a data set may be a tensor, whose `==` is none, or have no hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
