@@ -11,6 +11,7 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
+from jupyter_distrib.libraries.accelerate import ACCELERATE
 from jupyter_distrib.libraries.compressed_files import BZ2, GZIP, LZMA
 from jupyter_distrib.libraries.deepspeed import DEEPSPEED
 from jupyter_distrib.libraries.h5py import H5PY
@@ -34,17 +35,7 @@ from jupyter_distrib.libraries.triton import TRITON
 from jupyter_distrib.libraries.wandb import WANDB
 
 LIBRARIES = (
-    # Accelerate takes one set of arguments and one process group per program, and requires a restart for others. On
-    # ranks without an accelerator it needs a variable that says so.
-    Library(
-        modules=("accelerate",),
-        extra="accelerate",
-        cpu_environment={"ACCELERATE_USE_CPU": "true"},
-        instead_of_launching="with Accelerate call the training function instead of notebook_launcher()",
-        divides_data=True,
-        shared_states={"accelerate.state": ("GradientState", "AcceleratorState", "PartialState")},
-        prepares_loaders="accelerate.state:AcceleratorState",
-    ),
+    ACCELERATE,
     BZ2,
     Library(modules=("composer",), divides_data=True),
     Library(
