@@ -46,6 +46,9 @@ from jupyter_distrib.worker.pytorch import private, randomness
 Reading: TypeAlias = Literal["whole", "divided", "evaluated"]
 _ITERATOR_PARTS = ("dataset", "sampler", "batch_sampler", "batch_size", "drop_last")
 """The attributes from which a loader's iterator is made."""
+_TRAIN_FIRST = "call model.train() before"
+_trained_with: WeakSet[DataLoader[Any]] = WeakSet()
+"""The loaders that trained a model in this or an earlier cell, which may have left it in eval mode."""
 
 
 class LoaderState(Protocol):
@@ -205,6 +208,8 @@ class Loaders:
                 share = self._share_read(loader, how, original)
                 return self._watched_share(loader, share, current_calls()) if how == "divided" else share
             self._check_length(loader)
+            if self._measured.get(loader, ("", ""))[1] is _TRAIN_FIRST:
+                del self._measured[loader]
             batches = self._placed(self._whole_read(loader, original))
             if not self._state.active:
                 where = source_location.current_line(self._run.filename)
@@ -221,7 +226,7 @@ class Loaders:
                 return int(original(loader))
             self._look_around()
             # The length is that of the last reading: `total / len(loader)` often stands behind the loop.
-            how = self._last.get(loader) or ("whole" if known.prepares_loaders() else self._decided(loader))
+            how = self._last.get(loader) or ("whole" if known.prepares_loaders() else self._expected(loader))
             if loader not in self._last and how == "whole" and loader not in self._measured:
                 self._note_length(loader)
             if how == "whole":
@@ -249,6 +254,8 @@ class Loaders:
             self._measured[loader] = f"{where} before there was an optimizer", "call len() after the optimizer is made"
         elif known.prepares_loaders():
             self._measured[loader] = f"{where} beside an Accelerator", "have the Accelerator prepare() the loader"
+        elif torch.is_grad_enabled() and not self._state.in_training and not self._others.has_divided(loader):
+            self._measured[loader] = f"{where} while no model was in training mode", _TRAIN_FIRST
 
     def _share_read(self, loader: DataLoader[Any], how: Reading, original: Any) -> Iterator[Any]:
         """Return the batches of this rank's share, read by the loader itself if its class has its own iterators."""
@@ -290,6 +297,11 @@ class Loaders:
         if torch.is_grad_enabled() and self._trains(loader):
             return "whole" if self._others.has_divided(loader) else "divided"
         return "evaluated" if self.shard_eval and not self._others.has_divided(loader) else "whole"
+
+    def _expected(self, loader: DataLoader[Any]) -> Reading:
+        """Return how a loader will be read that was not read in this cell yet."""
+        again = loader in _trained_with and self._state.active and torch.is_grad_enabled()
+        return "divided" if again and not self._others.has_divided(loader) else self._decided(loader)
 
     def _trains(self, loader: DataLoader[Any]) -> bool:
         """Return whether a loader is read for training, by the mode or by what its loop did the last time."""
@@ -334,6 +346,7 @@ class Loaders:
             self._open_shares -= 1
             if self.backwards > before:
                 self._trained_in.add(where)
+                _trained_with.add(loader)
         if read and self.backwards == before:
             self._left.pop(where, None)  # another loader may have been read on this line
             if read > 1 and first is not None and first() is not None:

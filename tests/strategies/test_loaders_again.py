@@ -1,0 +1,74 @@
+"""Loaders that are met again: in the next cell with a model that an evaluation has left in eval mode. Real kernels, real
+ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook import Notebook
+
+pytestmark = pytest.mark.slow
+
+SETUP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.arange(64.0).view(64, 1))
+
+def fit(model, loader, rest):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    steps = len(loader)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
+    model.train()
+    for (x,) in loader:
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        read = sum(len(x) for (x,) in rest)
+    return steps, read, round(schedule.get_last_lr()[0] / 1e-4, 3)
+"""
+ON_TWO = "%%distributed --ranks 2 --strategy ddp"
+MAKE = "model = torch.nn.Linear(1, 1)\nloader, rest = DataLoader(data, batch_size=8), DataLoader(data, batch_size=8)\n"
+
+
+@pytest.fixture(scope="module")
+def book(shared_notebook: Notebook) -> Notebook:
+    shared_notebook.ok(SETUP)
+    return shared_notebook
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_kept_loader_is_as_long_as_it_was_though_the_kept_model_is_in_eval_mode(
+    book: Notebook, strategy: str
+) -> None:
+    line = f"%%distributed --ranks 2 --strategy {strategy} --keep model,loader,rest\n"
+    for cell in (f"{line}{MAKE}", line):
+        again = book.ok(f"{cell}fit(model, loader, rest)")
+        assert again.result == "ranks 0-1: (4, 64, 0.1)"
+        assert "len()" not in again.view
+        assert "steps" not in again.view
+
+
+def test_a_length_that_was_asked_while_nothing_was_in_training_mode_is_told(book: Notebook) -> None:
+    book.ok(f"{ON_TWO} --keep model\n{MAKE}model.eval()")
+    told = book.ok(f"{ON_TWO}\n{MAKE.splitlines()[1]}\nfit(model, loader, rest)")
+
+    assert told.result.startswith("ranks 0-1: (8, 64, ")
+    assert "called on line 3 while no model was in training mode, was that of the whole loader; read" in " ".join(
+        told.view.split()
+    )
+    assert "each rank has a share: call model.train() before" in " ".join(told.view.split())
+
+
+def test_a_length_of_an_evaluation_is_not_told(book: Notebook) -> None:
+    book.ok(f"{ON_TWO} --keep model\n{MAKE}model.eval()")
+    outcome = book.ok(
+        f"{ON_TWO}\n{MAKE.splitlines()[1]}\noptimizer = torch.optim.SGD(model.parameters(), lr=1e-4)\nwhole = len(loader)\n"
+        "read = sum(len(x) for (x,) in loader)\nmodel.train()\nfor (x,) in loader:\n"
+        "    model(x).mean().backward()\n    optimizer.step()\nwhole, read"
+    )
+
+    assert outcome.result == "ranks 0-1: (8, 64)"
+    assert "len()" not in outcome.view
