@@ -1,5 +1,5 @@
-"""Loaders that are met again: in the next cell with a model that an evaluation has left in eval mode. Real kernels, real
-ranks."""
+"""Loaders that are met again: in the next cell with a model that an evaluation has left in eval mode, and made anew for
+each epoch. Real kernels, real ranks."""
 
 from __future__ import annotations
 
@@ -72,3 +72,34 @@ def test_a_length_of_an_evaluation_is_not_told(book: Notebook) -> None:
 
     assert outcome.result == "ranks 0-1: (8, 64)"
     assert "len()" not in outcome.view
+
+
+MADE_ANEW = """
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+
+def epoch():
+    seen = []
+    for batch in DataLoader(DATA, batch_size=8, shuffle=True):
+        x = batch[0] if isinstance(batch, list) else batch
+        model(x).mean().backward()
+        optimizer.step()
+        seen += x.flatten().tolist()
+    return seen
+
+first, second = epoch(), epoch()
+first, second
+"""
+
+
+@pytest.mark.parametrize("made", ["rows", "TensorDataset(*data.tensors)"], ids=["a list", "a data set made anew"])
+def test_a_loader_made_anew_for_each_epoch_reshuffles(book: Notebook, made: str) -> None:
+    book.ok("rows = list(data.tensors[0])")
+    cell = f"{ON_TWO} --out got{MADE_ANEW.replace('DATA', made)}"
+    assert "sampler added" in book.ok(cell).view
+    orders = "[one[number] for number in (0, 1) for one in got]"
+    book.ok(f"before = {orders}\ntrue = [sorted(a + b) == list(range(64)) for a, b in (before[:2], before[2:])]")
+
+    assert book.ok("true, before[:2] == before[2:]").result == "([True, True], False)"
+    book.ok(cell)
+    assert book.ok(f"before == {orders}").result == "True", "a cell that runs again does the same"

@@ -11,6 +11,7 @@ else                                            a share of equal length on every
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -32,6 +33,7 @@ from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummar
 from jupyter_distrib.worker.autoparallel.data.fingerprint import DataFingerprints
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
     AlikeOrder,
+    EpochSampler,
     ResumableBatches,
     ShardChoice,
     draws_order,
@@ -111,6 +113,8 @@ class Loaders:
         self._habits: WeakKeyDictionary[DataLoader[Any], dict[object, bool]] = WeakKeyDictionary()
         """For each place where a loader was read and the steps of the loop set the mode: whether it was trained with.
         The mode at the beginning of such a loop is left from the loop before."""
+        self._shuffled_at: Counter[object] = Counter()
+        """The number of shuffled passes that began at each line, from wherever its function was called."""
         self._modes = 0
         """Number of calls that set the mode of a module."""
         self.backwards = 0
@@ -262,6 +266,7 @@ class Loaders:
         own_share = self._shares.of(loader, how)
         if isinstance(own_share.dataset, ShardsOfStream):
             own_share.dataset.follow()
+        self._continue_orders(own_share)
         # A stream is drawn alike on all ranks, also by workers, whose seeds the iterator draws.
         with randomness.shared() if isinstance(own_share.dataset, IterableDataset) else nullcontext():
             if makes_own_iterators(type(loader)):
@@ -270,6 +275,13 @@ class Loaders:
             else:
                 batches = iter(own_share)
         return ending_together(batches) if isinstance(own_share.dataset, ShardsOfStream) else batches
+
+    def _continue_orders(self, own_share: DataLoader[Any]) -> None:
+        """Have a new loader shuffle in another way than the one before it at this line, which may have made the data
+        set anew as well, or read a list of samples, whose passes cannot be counted."""
+        if isinstance(sampler := own_share.sampler, EpochSampler) and sampler.shuffle:
+            sampler.begin_at(self._shuffled_at[line := current_calls()[:1]])
+            self._shuffled_at[line] += 1
 
     def _whole_read(self, loader: DataLoader[Any], original: Any) -> Any:
         """Return all batches of a loader; of an evaluation in an order that is the same on all ranks, so that numbers

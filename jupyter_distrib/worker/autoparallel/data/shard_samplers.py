@@ -159,10 +159,15 @@ class EpochSampler(DistributedSampler[Any]):
         super().__init__(*args, **keywords)
         self._begun = False
 
+    def begin_at(self, epoch: int) -> None:
+        """Begin with this pass, unless one has begun or the data set was shuffled before."""
+        if not self._begun:
+            self.epoch = epoch
+
     def __iter__(self) -> Iterator[Any]:
         try:
             if not self._begun:
-                self._begun, self.epoch = True, _passes.get(self.dataset, 0)
+                self._begun, self.epoch = True, _passes.get(self.dataset, self.epoch)
             _passes[self.dataset] = self.epoch + 1
         except TypeError:  # a list, for instance, has no weak references
             self._begun = True
@@ -173,7 +178,7 @@ class EpochSampler(DistributedSampler[Any]):
     def state_dict(self) -> dict[str, int]:
         """Return the number of the next pass, for a checkpoint."""
         try:
-            return {"epoch": self.epoch if self._begun else _passes.get(self.dataset, 0)}
+            return {"epoch": self.epoch if self._begun else _passes.get(self.dataset, self.epoch)}
         except TypeError:
             return {"epoch": self.epoch}
 
