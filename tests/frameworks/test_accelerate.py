@@ -29,3 +29,27 @@ def test_a_partial_state_finds_the_ranks_on_the_cpu_as_an_accelerator_does(noteb
     assert outcome.result == "rank 0: (2, True, [0, 1], 2)\nrank 1: (2, False, [2, 3], 2)", outcome.text
     given = notebook.cell(f"%%distributed --ranks 2 --strategy {strategy}{STATE.replace('State()', 'State(cpu=True)')}")
     assert given.result == outcome.result
+
+
+KEPT = """
+from accelerate import Accelerator
+a, m = Accelerator(), torch.nn.Linear(4, 1)
+o = torch.optim.SGD(m.parameters(), lr=0.1)
+m, o, l = a.prepare(m, o, torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=8))
+"""
+STEPS = """
+for x in l:
+    a.backward(m(x).pow(2).mean())
+    o.step()
+    o.zero_grad()
+"""
+
+
+def test_what_was_prepared_is_not_said_to_train_alone_in_the_cell_after_a_failure(notebook: Notebook) -> None:
+    notebook.ok("import torch")
+    assert notebook.cell(f"%%distributed --ranks 2 --keep a,m,o,l{KEPT}{STEPS}", 120).status == "ok"
+    notebook.fails("%%distributed --ranks 2\n1 / (1 - rank)")
+    outcome = notebook.ok(f"%%distributed --ranks 2{STEPS}m.module.weight.tolist()")
+
+    assert outcome.result.startswith("ranks 0-1: "), "the gradients were averaged"
+    assert "by itself" not in outcome.view

@@ -8,12 +8,14 @@ import re
 from typing import Any
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.system.nested_code import codes_in, own_functions
+from jupyter_distrib.worker.autoparallel import ownership
 from jupyter_distrib.worker.autoparallel.checks import notebook_models
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.pytorch import private
@@ -56,7 +58,7 @@ class SeparateTraining:
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) in self._seen:
             return
-        if not self._seen and self._is_alone():
+        if not self._seen and self._is_alone() and not _has_wrapped(optimizer):
             self._run.note(
                 f"each of the {identity.world_size()} ranks trains by itself, with all of the data: the cell has no "
                 "strategy. To train one model together, add --strategy ddp to the cell's first line"
@@ -74,6 +76,13 @@ class SeparateTraining:
         codes = [each.__code__ for each in own_functions(self._run.names)]
         names = [name for each in codes for part in codes_in(each) for name in (*part.co_names, *part.co_consts)]
         return not any(_RANKS.search(each) for each in (*texts, *names) if isinstance(each, str))
+
+
+def _has_wrapped(optimizer: Optimizer) -> bool:
+    """Return whether an earlier cell has wrapped a model of this optimizer: it averages gradients in the group of that
+    cell, also where this cell has none."""
+    own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    return any(id(each) in own for model in ownership.alive(DistributedDataParallel) for each in model.parameters())
 
 
 def _collectives() -> int:
