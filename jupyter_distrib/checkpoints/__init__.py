@@ -183,6 +183,8 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     name, refusal = json.loads(found)
     if refusal:  # all ranks raise it
         raise DistributedError(refusal)
+    if name:
+        series.check_named(folder, name)
     for value in objects.values():
         if isinstance(value, DataLoader) and not callable(getattr(value, "state_dict", None)):
             position.follow(value)

@@ -14,6 +14,7 @@ import dataclasses
 import fnmatch
 import os
 import pickle
+import re
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ from jupyter_distrib.system import outside_text
 _DATA = "__*.distcp"
 _BESIDE = f"{METADATA}.*"
 """Pattern of the files that a save writes beside the data, and removes at its end."""
+_SAVE_ID = re.compile(r"[0-9a-z-]{1,36}")
 
 
 class Writer(FileSystemWriter):
@@ -61,6 +63,8 @@ class Writer(FileSystemWriter):
         held: Identity | None = None,
         notes: Sequence[str] = (),
     ) -> None:
+        if not _SAVE_ID.fullmatch(str(save_id)):  # heard through torch's store, as the name
+            raise DistributedError(f"rank 0 seems to have sent {save_id!r:.100}, which is no name of a save.")
         super().__init__(folder)
         self.folder, self.save_id, self._rank = folder, save_id, rank
         self._place: CheckpointFolder | None = None

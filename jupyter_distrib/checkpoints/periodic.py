@@ -117,7 +117,7 @@ class Periodic:
         if refusal:
             raise DistributedError(refusal)
         if name:
-            self._save(self._folder / name, save_id, state, keep)
+            self._save(series.member(self._folder, name), save_id, state, keep)
 
     def _decision(self) -> str:
         due, name = self._due(), ""
@@ -208,7 +208,9 @@ def newest(folder: Path) -> Path:
     if running is None:
         return series.newest(folder) or folder
     running.wait()
-    return Path(running.agreed(lambda: str(series.newest(folder) or folder)))
+    found = running.agreed(lambda: str(series.newest(folder) or folder))
+    series.check_named(folder, found)
+    return Path(found)
 
 
 def check_settings(every_s: object, keep: object) -> None:

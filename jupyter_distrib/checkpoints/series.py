@@ -87,6 +87,28 @@ def make_following(folder: Path, held: Identity | None = None) -> Path:
     )
 
 
+def member(folder: Path, name: object) -> Path:
+    """Return the checkpoint of this name in the folder. Raises `DistributedError` if a series has none of such a name:
+    ranks hear the name through torch's store, to which every user of the machine can connect."""
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise DistributedError(_misled(folder, name))
+    return folder / name
+
+
+def check_named(folder: Path, found: object) -> None:
+    """Refuse a path, heard as above, that is neither the folder nor a checkpoint in it."""
+    path = Path(found).absolute() if isinstance(found, str) else None
+    if path is None or (path != folder.absolute() and path != member(folder, path.name).absolute()):
+        raise DistributedError(_misled(folder, found))
+
+
+def _misled(folder: Path, name: object) -> str:
+    return (
+        f"rank 0 seems to have named {outside_text.shown(str(name))!r}, which is no checkpoint of {folder}: give every "
+        "rank the same folder. If they have it, another program has written into the ranks' torch store."
+    )
+
+
 def refusal_to_extend(folder: Path) -> str | None:
     """Return the reason why the folder cannot hold successive checkpoints; None if it can."""
     if is_checkpoint(folder):

@@ -101,6 +101,13 @@ HELD: dict[str, dict[str, str]] = {
         ),
         "Torch does not check who connects there, and encrypts nothing; nor does TensorFlow.": "- about torch and TensorFlow",
         "So every user of the machine, or of that network, can connect to them.": "- follows from the above",
+        "Whoever does can read and change what ranks exchange, such as gradients and random states, or make them wait.": "- follows from the above",
+        "But the name of a checkpoint that arrives this way leads no rank out of the folder that its own cell names (`checkpoints/series.py`).": (
+            "checkpoints/test_forged_messages.py::test_no_shard_is_written_outside_the_folder "
+            "checkpoints/test_forged_messages.py::test_no_file_of_a_shard_has_a_path_for_a_name "
+            "checkpoints/test_forged_messages.py::test_nothing_is_resumed_from_outside_the_folder "
+            "checkpoints/test_forged_messages.py::test_nothing_is_loaded_from_outside_the_folder"
+        ),
         "Therefore what this package itself sends between ranks is JSON and tensors (`worker/autoparallel/object_collectives.py`), never a pickle, and no password or token of a service: also when ranks write a checkpoint together, start a Ray cluster, or train a `Pipeline`.": (
             "repository/test_objects_from_bytes.py::test_the_table_names_every_place_and_no_other "
             "worker/autoparallel/test_object_collectives.py::test_nothing_that_comes_is_unpickled "
