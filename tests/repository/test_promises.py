@@ -250,6 +250,10 @@ HELD: dict[str, dict[str, str]] = {
             "kernel/session/test_observers.py::test_it_knows_what_the_cell_is_run_with "
             "product/test_shell_runs.py::test_variables_of_a_declared_cell_are_not_kept"
         ),
+        "Your own settings file is read only if it is yours or root's, and nobody else can write to it, unless `JUPYTER_DISTRIB_CONFIG` names it.": (
+            "kernel/settings/test_config_files.py::test_the_users_file_is_not_read_if_it_is_somebody_elses "
+            "kernel/settings/test_config_files.py::test_the_users_file_is_not_read_if_others_may_write_it"
+        ),
         "Folders for these files that are missing are made for you alone, whatever the umask is.": "system/test_paths.py::test_a_folder_is_made_private_whatever_the_umask kernel/settings/test_pool_files.py::test_the_folders_of_the_users_own_file_are_the_users_alone_whatever_the_umask",
         "The package reads such a file only if it is a regular file and yours.": (
             "repository/test_kept_files.py::test_kept_files_are_read_in_one_place "

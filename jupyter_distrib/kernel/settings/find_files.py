@@ -62,14 +62,16 @@ def state(home: str, *, directory: str | None = None) -> FilesState:
     """
     try:
         folder = directory or present_folder()
-        user = _file(user_file(home), of_project=False)
+        path = user_file(home)
+        reason = reason_against_users(path)
+        user = None if reason else _file(path, of_project=False)
         project, ignored = _project_file(folder, home)
     except OSError as error:  # the folder is gone, or a file is being replaced
         raise OptionsError(f"the settings files cannot be searched for: {error}") from None
     return FilesState(
         folder=folder,
         files=tuple(filter(None, (user, project))),
-        ignored=ignored,
+        ignored=(*((printable(f"{path} is not read, since {reason}."),) if reason else ()), *ignored),
         environment=tuple(map(os.environ.get, VARIABLES)),
         trusted=None if project is None else trust_state(),
     )
@@ -96,6 +98,20 @@ def user_file(home: str = "") -> str:
     if not os.path.isfile(path):
         raise OptionsError(f"JUPYTER_DISTRIB_CONFIG names {path}, and there is no such file")
     return path
+
+
+def reason_against_users(path: str) -> str:
+    """Return the reason why the user's file is not read; empty without one. Its pools run commands as this user, and
+    XDG_CONFIG_HOME may be left over from another user, as after `su`. JUPYTER_DISTRIB_CONFIG is a choice."""
+    if os.environ.get("JUPYTER_DISTRIB_CONFIG"):
+        return ""
+    try:
+        info, others = os.stat(path), writers(path)
+    except OSError:  # there is none
+        return ""
+    if info.st_uid not in (0, os.getuid()):
+        return "it belongs to another user: if you want its pools, set JUPYTER_DISTRIB_CONFIG to it"
+    return f"it can be written by {others}: chmod go-w it" if others else ""
 
 
 def _project_file(directory: str, home: str) -> tuple[File | None, tuple[str, ...]]:

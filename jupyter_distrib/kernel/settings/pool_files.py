@@ -67,9 +67,14 @@ def files() -> list[SettingsFile]:
         project, reason = find_files.project_file()
     except OSError as error:
         raise OptionsError(f"the settings files cannot be searched for: {error}") from None
-    shown = config_files.shown_path
+    shown, of_user = config_files.shown_path, find_files.reason_against_users(user)
     return [
-        SettingsFile(key=USER, path=user, shown=shown(Path(user)), problem=_obstacle(user)),
+        SettingsFile(
+            key=USER,
+            path=user,
+            shown=shown(Path(user)),
+            problem=f"it is not read, since {of_user}" if of_user else _obstacle(user),
+        ),
         SettingsFile(
             key=PROJECT,
             path=project,

@@ -195,6 +195,32 @@ def other_owner(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr(find_files.os, "stat", as_seen)
 
 
+def test_the_users_file_is_not_read_if_it_is_somebody_elses(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `su` without a login, which keeps XDG_CONFIG_HOME."""
+    place.write(place.user, 'strategy = "ddp"\n')
+    other_owner(monkeypatch, place.user)
+    found = place.load()
+    assert found.strategy_for() == "none"
+    (told,) = found.ignored
+    assert told == (
+        f"{place.user} is not read, since it belongs to another user: if you want its pools, set "
+        "JUPYTER_DISTRIB_CONFIG to it."
+    )
+    monkeypatch.setenv("JUPYTER_DISTRIB_CONFIG", str(place.user))
+    assert place.load().strategy_for() == "ddp"
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o646])
+def test_the_users_file_is_not_read_if_others_may_write_it(place: Place, mode: int) -> None:
+    place.write(place.user, 'strategy = "ddp"\n')
+    place.user.chmod(mode)
+    found = place.load()
+    assert found.strategy_for() == "none"
+    assert found.ignored == (f"{place.user} is not read, since it can be written by every user: chmod go-w it.",)
+    place.user.chmod(0o644)
+    assert place.load().strategy_for() == "ddp"
+
+
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_what_belongs_to_somebody_else_is_not_read_and_that_is_said(
     place: Place, monkeypatch: pytest.MonkeyPatch, what: str
