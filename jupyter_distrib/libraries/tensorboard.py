@@ -66,15 +66,16 @@ def _asks_rank() -> bool:
 
 
 def _mended(module: ModuleType) -> None:
-    original = module.FileWriter
+    original: Any = module.FileWriter
 
-    def file_writer(log_dir: Any, *arguments: Any, **keywords: Any) -> Any:
-        folder = str(log_dir)
-        if tracking.is_silent() and not is_of_rank(folder, os.environ.get("RANK", ""), asks_rank=_asks_rank()):
-            return SilentWriter(folder)
-        return original(log_dir, *arguments, **keywords)
+    class FileWriter(original):  # type: ignore[misc]  # a class, whose methods MLflow's autologging replaces
+        def __new__(cls, log_dir: Any, *arguments: Any, **keywords: Any) -> Any:
+            folder = str(log_dir)
+            if tracking.is_silent() and not is_of_rank(folder, os.environ.get("RANK", ""), asks_rank=_asks_rank()):
+                return SilentWriter(folder)
+            return super().__new__(cls)
 
-    module.__dict__["FileWriter"] = file_writer
+    module.__dict__["FileWriter"] = FileWriter
 
 
 TENSORBOARD = Library(
