@@ -243,10 +243,11 @@ class DryRun:
         return self._begin_strategy
 
     def _begin_strategy(self) -> Any:
+        from jupyter_distrib.cells import cell
         from jupyter_distrib.dry_run import fake_tensors
         from jupyter_distrib.interfaces import identity, strategy
         from jupyter_distrib.serialization import payload
-        from jupyter_distrib.worker.environment import cell, rank_environment
+        from jupyter_distrib.worker.environment import rank_environment
 
         command = self._command
         self._set_up()

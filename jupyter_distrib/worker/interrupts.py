@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import types
+from enum import Enum, auto
 
 from jupyter_distrib.errors import ValueLost
 from jupyter_distrib.system import file_owner
@@ -18,13 +19,35 @@ ASKED_GRACE_S = 2.0
 """Maximum seconds by which a SIGINT may arrive before the command that explains it."""
 
 
+class CellStage(Enum):
+    """The stages of the execution of a cell; the moves between them are in the head of `process/execution.py`."""
+
+    IDLE = auto()
+    """No cell."""
+    BEGINNING = auto()
+    """Inputs are rebuilt, and the strategy, the profiler and the debugger begin."""
+    RUNNING = auto()
+    """The cell's own code runs."""
+    RETURNING = auto()
+    """The cell's own code has ended well: the strategy checks its value, and registered functions are called."""
+    ENDING = auto()
+    """The parts that have begun end in the reverse order, and leftovers of the cell are cleaned up."""
+    PACKING = auto()
+    """The value is pickled, which runs the user's code as well."""
+    DEBUGGING = auto()
+    """The debugger executes a command of the user, maybe after the cell has failed."""
+
+
+_NOT_STOPPABLE = (CellStage.IDLE, CellStage.ENDING)
+
+
 class Interrupts:
-    """The state of interrupts: whether one is allowed, has arrived, and was requested."""
+    """The stage of the cell, which decides whether an interrupt may be raised, and whether one has arrived and was
+    requested."""
 
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
-        self.allowed = False
-        """Whether an interrupt may be raised, because a cell is running."""
+        self.stage = CellStage.IDLE
         self.postponed = False
         """Whether an interrupt arrived while a library was being imported or an event sent; it is repeated later."""
         self._stopping = threading.Event()
@@ -44,7 +67,7 @@ class Interrupts:
 
     def on_interrupt(self, signum: int, frame: types.FrameType | None) -> None:
         self.postponed = self._messenger.main_thread_sends or file_owner.importing_library(frame)
-        if self.allowed and not self.postponed:
+        if self.stage not in _NOT_STOPPABLE and not self.postponed:
             self._raised = True
             raise KeyboardInterrupt
 

@@ -176,7 +176,7 @@ HELD: dict[str, dict[str, str]] = {
             "pools/command/test_transfer.py::test_files_in_a_shared_folder_are_the_users_alone"
         ),
         "| `system/subprocess_future.py` | `pickle.loads` | from a fork of this process, through a pipe of its own |": "system/test_subprocess_future.py::test_what_another_process_raises_is_raised_here",
-        "| `worker/environment/cell.py` | `exec` `eval` | your cell |": "worker/test_cell.py::test_globals_holds_what_the_cell_and_the_notebook_defined",
+        "| `cells/cell.py` | `exec` `eval` | your cell |": "worker/test_cell.py::test_globals_holds_what_the_cell_and_the_notebook_defined",
         "| `worker/pytorch/private.py` | `pickle.loads` | torch's record of the last collectives, which torch made in this process |": "product/test_stall.py::test_check_names_calls_that_do_not_match",
         "| `worker/environment/shell.py` | `exec` `eval` `runpy.run_module` | lines of your cell, such as `%timeit`, and the script or module that it names |": "product/test_scripts.py::test_a_script_has_its_arguments_and_returns_nothing worker/test_shell.py::test_line_magics",
         "| `worker/environment/child_processes.py` | `cloudpickle.loads` | definitions of your cell, from the rank that spawned the process |": "product/test_programs.py::test_a_spawned_process_finds_what_notebook_and_cell_define",

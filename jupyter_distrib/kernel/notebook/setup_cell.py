@@ -11,6 +11,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from jupyter_distrib.cells import cell as cell_module
 from jupyter_distrib.errors import OptionsError
 from jupyter_distrib.kernel.analysis.traceback_text import Rendering
 from jupyter_distrib.kernel.capture import inputs
@@ -21,7 +22,6 @@ from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.session.setups import in_message
 from jupyter_distrib.kernel.sidebar import cell_outputs
 from jupyter_distrib.system import interrupts
-from jupyter_distrib.worker.environment import cell as cell_module
 
 _NAME = re.compile(r"[\w.-]+")
 

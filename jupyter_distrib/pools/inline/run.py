@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jupyter_distrib.agent.ranks.output import RunOutput
+from jupyter_distrib.cells import cell
 from jupyter_distrib.interfaces import identity, strategy
 from jupyter_distrib.pools.base import Sink
 from jupyter_distrib.pools.inline.cell_interrupts import CellInterrupts
@@ -28,7 +29,7 @@ from jupyter_distrib.system.event_loop import Callback, Timer
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import NO_DESCRIPTORS, Descriptors
 from jupyter_distrib.worker.debugging import probe
-from jupyter_distrib.worker.environment import cell, rank_environment
+from jupyter_distrib.worker.environment import rank_environment
 from jupyter_distrib.worker.output import reporting
 from jupyter_distrib.worker.process.outcome import outcome
 

@@ -22,19 +22,13 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
+from jupyter_distrib.cells import event_loops
 from jupyter_distrib.interfaces import identity, stand_ins
 from jupyter_distrib.interfaces.framework import Groups
 from jupyter_distrib.libraries import known, settings
 from jupyter_distrib.system import file_owner, process_environment
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import (
-    child_processes,
-    event_loops,
-    local_modules,
-    numa,
-    rank_environment,
-    threads,
-)
+from jupyter_distrib.worker.environment import child_processes, local_modules, numa, rank_environment, threads
 from jupyter_distrib.worker.output import displaying
 
 _READ_BY_TORCH = (

@@ -30,10 +30,11 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
+from jupyter_distrib.cells import cell
 from jupyter_distrib.serialization import definitions
 from jupyter_distrib.serialization.picklers import NAMESPACE, LiveNamespace
 from jupyter_distrib.system import process
-from jupyter_distrib.worker.environment import cell
+from jupyter_distrib.system.nested_code import undecorated
 from jupyter_distrib.worker.environment.shell import RankShell
 
 _PACKAGES = "multiprocessing", "multiprocess"

@@ -6,11 +6,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 
+from jupyter_distrib.cells import cell
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.framework import Framework
 from jupyter_distrib.serialization import payload, tensors
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import cell
 
 COLLECT_AFTER_S = 0.02
 """Idle seconds before a rank collects garbage, in case the next cell is on its way."""

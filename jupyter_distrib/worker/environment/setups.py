@@ -14,11 +14,12 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from jupyter_distrib.cells import cell
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.serialization import definitions, payload
 from jupyter_distrib.system import file_owner
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import cell, rank_environment
+from jupyter_distrib.worker.environment import rank_environment
 
 _SLOW_S = 1.0
 """Seconds after which the view says that a set-up is running."""

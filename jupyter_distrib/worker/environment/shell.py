@@ -16,7 +16,8 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from jupyter_distrib.worker.environment import cell, terminal, timing
+from jupyter_distrib.cells import cell, timing
+from jupyter_distrib.worker.environment import terminal
 
 
 class RankShell:

@@ -1,4 +1,12 @@
-"""Executes the cells of a rank one after another, each from its command to the event of its end. Rank's main thread."""
+"""Executes the cells of a rank one after another, each from its command to the event of its end. Rank's main thread.
+
+The stages of a cell:
+
+    IDLE -> BEGINNING -> RUNNING -> RETURNING -> ENDING -> PACKING -> ENDING -> IDLE
+
+A cell that fails goes to `ENDING` from any of them, and is not packed. `DEBUGGING` interrupts any stage for a while. An
+interrupt may end all stages but `IDLE` and `ENDING`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +16,10 @@ import time
 import types
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from enum import Enum, auto
 from functools import partial
 from typing import Any
 
+from jupyter_distrib.cells import cell
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces import strategy as strategy_module
@@ -25,7 +33,6 @@ from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
 from jupyter_distrib.worker.debugging.kept_failure import KeptFailure
 from jupyter_distrib.worker.debugging.probe import Prober
 from jupyter_distrib.worker.environment import (
-    cell,
     cell_environment,
     child_processes,
     local_modules,
@@ -36,7 +43,7 @@ from jupyter_distrib.worker.environment.cell_environment import CellEnvironment
 from jupyter_distrib.worker.environment.changed_values import ChangedValues
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 from jupyter_distrib.worker.environment.setups import Setups
-from jupyter_distrib.worker.interrupts import Interrupts
+from jupyter_distrib.worker.interrupts import CellStage, Interrupts
 from jupyter_distrib.worker.messenger import Messenger
 from jupyter_distrib.worker.output import displaying, reporting
 from jupyter_distrib.worker.output.late_output import LateThreads
@@ -44,24 +51,6 @@ from jupyter_distrib.worker.process.control_thread import ControlThread
 from jupyter_distrib.worker.process.device_check import DeviceCheck, give_up
 from jupyter_distrib.worker.process.outcome import outcome
 from jupyter_distrib.worker.process.repair import Repair
-
-
-class CellStage(Enum):
-    """Stage of the execution of a cell. The moves are those of the table at the top of the file."""
-
-    IDLE = auto()
-    """No cell."""
-    BEGINNING = auto()
-    """Inputs are rebuilt, and the strategy, the profiler and the debugger begin."""
-    RUNNING = auto()
-    """The cell's own code runs."""
-    ENDING = auto()
-    """The parts that have begun end in the reverse order, and leftovers of the cell are cleaned up."""
-    PACKING = auto()
-    """The value is pickled, which runs the user's code as well."""
-
-
-_STOPPABLE = (CellStage.BEGINNING, CellStage.RUNNING, CellStage.PACKING)
 
 
 class CellRunner:
@@ -96,11 +85,6 @@ class CellRunner:
         self._setups = Setups(order.device, self._note)
         self._repair, self._loading = repair, repair.notes.loading
         self._changed: ChangedValues | None = None
-        self._stage = CellStage.IDLE
-
-    def _move(self, stage: CellStage) -> None:
-        self._stage = stage
-        self._interrupts.allowed = stage in _STOPPABLE
 
     def execute(self, command: m.Execute, fds: list[int]) -> None:
         run, rank = command.run, self._order.rank
@@ -114,7 +98,7 @@ class CellRunner:
             local_modules.drop_orphans()
         if isinstance(error, SystemExit):
             self._groups.wait_for_arrivals(until=lambda: self._control.cut)
-        broken = self._device.before_end_is_told(command, error)
+        broken = self._device.check_before_end(command, error)
         event, out_fds = self._outcome(command, module.__dict__, value, error, began_at_s)
         if not isinstance(event, m.Failed):
             self._note_changes(command, value)
@@ -133,7 +117,10 @@ class CellRunner:
         if process.has_children():
             self.replace_streams(run)
         self._environment.modules.remember()
-        for text in self._environment.without_effect(command.cell):
+        for text in (
+            *self._environment.without_effect(command.cell),
+            *self._environment.hidden_modules(command.cell),
+        ):
             self._messenger.send(m.Noted(run=run, rank=rank, text=text))
         self._control.ended(run)
         self._messenger.send(event, out_fds)
@@ -149,7 +136,7 @@ class CellRunner:
             self.failure.keep(command, module, failed)
         self._environment.restore()
         self._groups.tidy()
-        self._move(CellStage.IDLE)
+        self._interrupts.stage = CellStage.IDLE
 
     def replace_streams(self, run: str) -> None:
         """Open new output streams, so that processes that outlive their cell do not write into the output of the next
@@ -166,13 +153,11 @@ class CellRunner:
         """Run the cell and return its value, or the exception that it raised."""
         try:
             with ExitStack() as parts:
-                whole = True  # what comes before its own code is not undone
                 try:
-                    self._move(CellStage.BEGINNING)
+                    self._interrupts.stage = CellStage.BEGINNING
                     self._interrupts.end_if_stopping()
                     strategy = self._begin(parts, command, fds, module)
-                    whole = False
-                    self._move(CellStage.RUNNING)
+                    self._interrupts.stage = CellStage.RUNNING
                     identity.cell.begun, value = True, None
                     if command.cell.script:
                         self._script(command.cell, module, strategy)
@@ -180,22 +165,21 @@ class CellRunner:
                         value = cell.execute(command.cell, module.__dict__, strategy.adapted, self._repair.python)
                     child_processes.leave_if_forked(self._pid)
                     self._repair.after_cell(partial(self.replace_streams, command.run))
-                    whole = True
+                    self._interrupts.stage = CellStage.RETURNING
                     strategy.returning(value)
                     end_of_cell.run_registered(ok=True)
                     return value, None
                 finally:
-                    # First, and not a call, which would raise an interrupt that is due.
-                    self._interrupts.allowed = False
-                    if not whole:
+                    last = self._interrupts.stage
+                    self._interrupts.stage = CellStage.ENDING  # before any call, in which an interrupt would be raised
+                    by_cell = last in (CellStage.RUNNING, CellStage.DEBUGGING)  # what comes before is not undone
+                    if by_cell:
                         self._repair.python()
-                    self._move(CellStage.ENDING)
                     child_processes.leave_if_forked(self._pid, sys.exception())
-                    if not whole:
+                    if by_cell:
                         self._repair.after_cell(partial(self.replace_streams, command.run))
         except BaseException as error:  # noqa: BLE001 - foreign code, and SystemExit and KeyboardInterrupt with it
-            self._interrupts.allowed = False
-            self._move(CellStage.ENDING)  # again, for an interrupt that came before the move
+            self._interrupts.stage = CellStage.ENDING  # again, for an interrupt that came before the move
             return None, error
 
     def _script(self, script: m.Cell, module: types.ModuleType, strategy: strategy_module.Strategy) -> None:
@@ -281,7 +265,7 @@ class CellRunner:
     ) -> tuple[m.RunEvent, list[int]]:
         """Return the cell's end event. Pickling the value runs the user's code too, and may be stopped."""
 
-        def told(value: Any, error: BaseException | None) -> tuple[m.RunEvent, list[int]]:
+        def end_event(value: Any, error: BaseException | None) -> tuple[m.RunEvent, list[int]]:
             rank, sequence, stopped = self._order.rank, self._groups.sequence(), self._interrupts.caused
             times = self._framework.phase_times()
             return outcome(
@@ -299,15 +283,13 @@ class CellRunner:
 
         try:
             try:
-                self._move(CellStage.ENDING if error is not None else CellStage.PACKING)
-                return told(value, error)
+                self._interrupts.stage = CellStage.ENDING if error is not None else CellStage.PACKING
+                return end_event(value, error)
             finally:
-                self._interrupts.allowed = False  # as in `_run`
-                self._move(CellStage.ENDING)
+                self._interrupts.stage = CellStage.ENDING  # as in `_run`
         except BaseException as broken:  # noqa: BLE001 - as in `_run`
-            self._interrupts.allowed = False
-            self._move(CellStage.ENDING)
-            return told(None, broken)
+            self._interrupts.stage = CellStage.ENDING
+            return end_event(None, broken)
 
     def _prepare(self, command: m.Execute, fds: list[int], module: types.ModuleType) -> None:
         run, rank, send = command.run, self._order.rank, self._messenger.send

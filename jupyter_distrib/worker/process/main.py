@@ -15,6 +15,7 @@ import queue
 import socket
 from typing import NoReturn
 
+from jupyter_distrib.cells import event_loops
 from jupyter_distrib.interfaces import framework, identity
 from jupyter_distrib.system import crash_notes, open_files, process
 from jupyter_distrib.wire import messages as m
@@ -22,7 +23,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link
 from jupyter_distrib.worker.debugging import debugger_channel
 from jupyter_distrib.worker.debugging.probe import Prober
-from jupyter_distrib.worker.environment import child_processes, event_loops, threads
+from jupyter_distrib.worker.environment import child_processes, threads
 from jupyter_distrib.worker.environment.cleanup import Cleanup
 from jupyter_distrib.worker.interrupts import Interrupts
 from jupyter_distrib.worker.messenger import Messenger

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from jupyter_distrib import runtime
+from jupyter_distrib.cells import cell
 from jupyter_distrib.interfaces import framework, identity
 from jupyter_distrib.interfaces import strategy as strategy_module
 from jupyter_distrib.system import process
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import cell, rank_environment
+from jupyter_distrib.worker.environment import rank_environment
 
 MARK = "under_torchrun.run("
 

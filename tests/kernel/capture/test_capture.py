@@ -17,6 +17,7 @@ from IPython.core import autocall
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell, _modified_open
 
+from jupyter_distrib.cells.cell import execute
 from jupyter_distrib.errors import CaptureError
 from jupyter_distrib.kernel.capture.capture import (
     MODULE_NAMES,
@@ -28,7 +29,6 @@ from jupyter_distrib.kernel.capture.capture import (
     global_names,
     reachable,
 )
-from jupyter_distrib.worker.environment.cell import execute
 
 transform = TransformerManager().transform_cell
 

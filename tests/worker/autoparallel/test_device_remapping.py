@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from jupyter_distrib.cells import cell
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.autoparallel.training.device_remapping import DeviceRemapping, misplaced
-from jupyter_distrib.worker.environment import cell
 
 OWN = torch.device("cuda:3")
 FIRST = torch.device("cuda:0")

@@ -18,10 +18,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from jupyter_distrib.cells import event_loops, timing
 from jupyter_distrib.serialization import definitions
-from jupyter_distrib.system.nested_code import names_in
+from jupyter_distrib.system.nested_code import names_in, undecorated
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.environment import event_loops, timing
 
 _VALUE = "__distributed_value__"
 FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -169,7 +169,5 @@ def globals_read(value: object) -> set[str]:
     if isinstance(value, type):
         if value.__module__ != "__main__":
             return set()
-        return set().union(
-            *(globals_read(inspect.unwrap(getattr(item, "__func__", item))) for item in vars(value).values())
-        )
+        return set().union(*(globals_read(undecorated(item)) for item in vars(value).values()))
     return names_in(value.__code__) if isinstance(value, types.FunctionType) else set()

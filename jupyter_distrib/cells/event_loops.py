@@ -20,8 +20,8 @@ def install() -> None:
         return
 
     def warn(coroutine: types.CoroutineType[Any, Any, Any]) -> None:
-        if id(coroutine) in _told:
-            _told.remove(id(coroutine))
+        if id(coroutine) in _warned:
+            _warned.remove(id(coroutine))
             return
         frame = sys._getframe(1)  # noqa: SLF001 - where it is dropped
         file, line = frame.f_code.co_filename, frame.f_lineno
@@ -33,7 +33,7 @@ def install() -> None:
     warnings._warn_unawaited_coroutine = warn  # noqa: SLF001 - what Python calls
 
 
-_told: set[int] = set()
+_warned: set[int] = set()
 """The ids of coroutines that a cell was warned of; they are dropped without having begun, and later."""
 
 
@@ -56,7 +56,7 @@ def warn_of_pending(loop: asyncio.AbstractEventLoop | None) -> None:
         if code is None:
             continue
         if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:  # type: ignore[arg-type]
-            _told.add(id(coroutine))
+            _warned.add(id(coroutine))
         text = (
             f"task '{code.co_qualname}' had not ended when the cell did, and does not go on: "
             "`await` it in the cell, or use asyncio.run()"
