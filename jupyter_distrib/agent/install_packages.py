@@ -213,9 +213,9 @@ def _written(package: m.Package, folder: str) -> str:
 
 def _installer() -> list[str]:
     """Return the command that installs packages for this Python. Raises `Refused`."""
-    beside = shutil.which("uv", path=os.path.dirname(sys.executable)) or shutil.which("uv")
-    if beside:
-        return [beside, "pip", "install", "--quiet", "--python", sys.executable]
+    uv = shutil.which("uv", path=os.path.dirname(sys.executable)) or shutil.which("uv")
+    if uv:
+        return [uv, "pip", "install", "--quiet", "--python", sys.executable]
     if importlib.util.find_spec("pip") is not None:
         return [
             sys.executable,

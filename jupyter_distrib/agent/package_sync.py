@@ -75,7 +75,7 @@ class PackageSync:
             for line in lines:
                 report = _read(line)
                 if text := report.get("installing"):
-                    self._calls.put(partial(_tell, say, text))
+                    self._calls.put(partial(_report_installing, say, text))
         if "overlay" in report:
             return report
         return {"refusal": "the packages of the ranks could not be compared; the agent's log has the reason."}
@@ -87,7 +87,7 @@ class PackageSync:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _tell(say: Callable[[str], object], text: str) -> None:
+def _report_installing(say: Callable[[str], object], text: str) -> None:
     say(text)
 
 

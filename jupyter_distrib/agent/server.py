@@ -148,13 +148,13 @@ class Agent:
             case m.Probe():
                 for group in client.groups.values():
                     if group.run is not None and group.is_for(command.run):
-                        group.run.look_closer()
+                        group.run.probe_deeply()
 
     def before_cell(self) -> None:
         self._reap()  # a rank that died a moment ago is replaced before the cell, not lost in it
 
-    def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
-        self._gpus.ask(lambda inventory: tell(self._status(inventory)), limit_s=ANSWER_LIMIT_S)
+    def answer(self, answered: Callable[[m.ServerStatus], None]) -> None:
+        self._gpus.ask(lambda inventory: answered(self._status(inventory)), limit_s=ANSWER_LIMIT_S)
 
     def _status(self, inventory: Inventory) -> m.ServerStatus:
         gpus = self._gpu_allocation.statuses(inventory)
@@ -188,10 +188,10 @@ class Agent:
             return self._open_with(client, command, Choice(size=command.ranks()))
         self._opening[command.group] = client
         given_back = self._gpu_allocation.given_back
-        self._loop.later(WAITS_S, lambda: self._tell_waits_for_driver(client, command))
+        self._loop.later(WAITS_S, lambda: self._report_driver_wait(client, command))
         return self._gpus.ask(lambda inventory: self._open_on(client, command, inventory, given_back), fresh_s=0.0)
 
-    def _tell_waits_for_driver(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
+    def _report_driver_wait(self, client: KernelClient, command: m.OpenWorkerGroup) -> None:
         if self._opening.get(command.group) is client:
             reason = "the GPU driver has not answered yet."
             self.server.send(client, m.WorkerGroupQueued(group=command.group, reason=reason))
@@ -271,7 +271,7 @@ class Agent:
             node_has_gpus=lambda: gpu_choice.outlook(command, self._gpus.latest, torch_build()),
             notes=(*choice.notes, *filter(None, [report.get("note")])),
             logs=self._logs,
-            tell=lambda event, fds: self.server.send(client, event, fds),
+            emit=lambda event, fds: self.server.send(client, event, fds),
         )
         group.on_ended = lambda run: self.server.run_ended(client, group, run.command)
         group.on_failed = lambda reason: self.server.close(group, force=True, reason=reason)
@@ -305,14 +305,14 @@ class Agent:
         if not group.gpus:
             return then(Room(ranks=within(self._free_cores(), ranks, unit)))
 
-        def look(inventory: Inventory) -> None:
+        def lease_free(inventory: Inventory) -> None:
             if self._waiting or self._opening or group.closed or client.hello is None:
                 return then(Room())
             fitting = gpu_choice.alike(group.command, group.gpus, inventory)
             gpus = self._gpu_allocation.lease_free(fitting, ranks, unit, client.hello.label)
             return then(Room(ranks=len(gpus), gpus=gpus))
 
-        return self._gpus.ask(look, fresh_s=0.0)
+        return self._gpus.ask(lease_free, fresh_s=0.0)
 
     def _find_other_gpu(
         self,
@@ -324,7 +324,7 @@ class Agent:
     ) -> None:
         """Lease another GPU for a rank that could not start on this one; see `FindOtherGpu`."""
 
-        def look(inventory: Inventory) -> None:
+        def lease_other(inventory: Inventory) -> None:
             broken = f"GPU {gpu.number} cannot be used ({error})" if error else ""
             why = gpu_choice.loss(gpu, inventory) or broken
             if not why or group.closed:
@@ -333,7 +333,7 @@ class Agent:
             label = client.hello.label if client.hello else ""
             return then(next(iter(self._gpu_allocation.lease_free(fitting, 1, 1, label)), None), why)
 
-        self._gpus.ask(look, fresh_s=0.0, limit_s=ANSWER_LIMIT_S)
+        self._gpus.ask(lease_other, fresh_s=0.0, limit_s=ANSWER_LIMIT_S)
 
     def _give_back(self, gpus: Sequence[devices.Gpu]) -> None:
         if gpus:
@@ -348,7 +348,7 @@ class Agent:
     def _give_up_idle(self, group: NodeWorkerGroup, idle_s: float) -> None:
         self.server.close(group, force=False)
         reason = f"its GPUs were given back after {formatting.duration(idle_s)} without a cell"
-        group.tell(m.WorkerGroupClosed(group=group.name, reason=reason), ())
+        group.emit(m.WorkerGroupClosed(group=group.name, reason=reason), ())
 
     def on_group_closed(self, group: NodeWorkerGroup, *, force: bool) -> None:
         self._closing[group] = time.monotonic()
@@ -362,7 +362,7 @@ class Agent:
             group.drop_room()
             group.gpus = []
             if group.command.world_size:  # a coordinator has opened it, which gives the node back now
-                group.tell(m.RanksLeft(group=group.name), ())
+                group.emit(m.RanksLeft(group=group.name), ())
             self._waiting.retry_soon()
 
     # ------------------------------------------------------------------------------------------------ better ranks

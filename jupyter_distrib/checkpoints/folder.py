@@ -75,7 +75,7 @@ class Writer(FileSystemWriter):
         """The folder, kept open from its first use."""
         if self._place is None:
             self._place = place = CheckpointFolder(self.folder, follow=not self._is_new)
-            if self._held not in (None, place.identity) or (self._is_new and place.owner_beside_me(place.info)):
+            if self._held not in (None, place.identity) or (self._is_new and place.other_owner(place.info)):
                 self._is_new = False
                 raise DistributedError(taken_away(self.folder))
             if self._rank == 0 and self._is_new:
@@ -112,7 +112,7 @@ class Writer(FileSystemWriter):
             file, _ = place.open_file(name, links=False)
             with file:
                 info = os.fstat(file.fileno())
-                if owner := place.owner_beside_me(info):
+                if owner := place.other_owner(info):
                     raise ValueError(f"it belongs to {owner}")
                 if info.st_size > part.MOST_BYTES:
                     raise ValueError(f"it has {info.st_size:,} bytes")
@@ -236,7 +236,7 @@ def make_ready(folder: Path, *, of_series: bool = False) -> Identity:
                 looked_at.append(link)
             elif (link.st_dev, link.st_ino) != place.identity:
                 raise DistributedError(taken_away(folder))
-            owners = [place.owner_beside_me(each) for each in looked_at if each.st_uid != 0]
+            owners = [place.other_owner(each) for each in looked_at if each.st_uid != 0]
         finally:
             place.close()
     except OSError as error:
@@ -266,8 +266,8 @@ def refusal_to_read(folder: Path) -> str | None:
     except OSError:
         pass
     if not os.path.isdir(folder):  # False for a name that is too long
-        beside = folder.absolute().parent
-        return f"there is no checkpoint {folder}; in {beside} there is {_listed(beside)}."
+        parent = folder.absolute().parent
+        return f"there is no checkpoint {folder}; in {parent} there is {_listed(parent)}."
     if any(folder.glob(_DATA)):
         return f"{folder} is not a complete checkpoint: the save that wrote it was stopped before its end."
     return f"{folder} is not a checkpoint: it has no {METADATA} file."
@@ -287,12 +287,12 @@ def _listed(folder: Path) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def told(error: CheckpointException, what: str) -> BaseException:
+def combined(error: CheckpointException, what: str) -> BaseException:
     """Return one error for all the errors that torch has collected."""
-    return as_told(min(error.failures.items())[1][0], what)
+    return explained(min(error.failures.items())[1][0], what)
 
 
-def as_told(cause: BaseException, what: str) -> BaseException:
+def explained(cause: BaseException, what: str) -> BaseException:
     """Return an error that says what failed, on which rank, and why."""
     if isinstance(cause, (KeyboardInterrupt, DistributedError)):
         return cause

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from jupyter_distrib.checkpoints import contents, pickled
 from jupyter_distrib.checkpoints.folder import (
     Writer,
-    as_told,
     complete_checkpoint,
+    explained,
     make_ready,
     new_save_id,
     write_share,
@@ -94,7 +94,7 @@ def _own_items(plan: SavePlan, rank: int) -> list[WriteItem]:
 def _raise_together(writer: Writer, problem: BaseException | None, *, together: bool) -> None:
     """Raise this rank's problem, or another rank's."""
     what = f"{writer.folder} could not be written"
-    own = problem and as_told(problem, what)
+    own = problem and explained(problem, what)
     every = object_collectives.gather(own and [type(own).__name__, str(own)]) if together else []
     if own is not None:
         raise own from None

@@ -92,7 +92,7 @@ def _heard(words: StoreBoard, key: str) -> str:
 def _comes(words: StoreBoard, key: str) -> bool:
     """Wait for a message of rank 0. Return whether it has arrived; False if rank 0 has ended its cell without one."""
     while not words.has([key]):
-        if _is_over(words, 0):
+        if is_over(words, 0):
             return words.has([key])  # again: rank 0 may have left its message and ended since the check above
         with suppress(RuntimeError):  # no message yet; a store that is gone raises in `has`
             words.wait([key], _WAIT_S)
@@ -177,7 +177,7 @@ def all_come(words: StoreBoard, folder: str) -> None:
     key = number(words, "")  # no folder has this name
     words.put(f"{key}/{identity.rank()}", folder)
     while missing := [rank for rank in range(identity.world_size()) if not words.has([f"{key}/{rank}"])]:
-        gone = [rank for rank in missing if _is_over(words, rank)]
+        gone = [rank for rank in missing if is_over(words, rank)]
         # Again: the rank may have come and ended since the check above.
         if gone and not words.has([f"{key}/{gone[0]}"]):
             raise DistributedError(
@@ -199,7 +199,7 @@ def check_same(folders: Mapping[int, str]) -> None:
             )
 
 
-def _is_over(words: StoreBoard, rank: int) -> bool:
+def is_over(words: StoreBoard, rank: int) -> bool:
     """Return whether a rank has come to the end of its cell."""
     return words.has([_ended(rank)]) or words.has([_returns(rank)])
 

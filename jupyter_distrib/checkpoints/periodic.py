@@ -57,7 +57,7 @@ class Periodic:
         self._to_meeting = 1
         """Number of calls until the ranks' next meeting."""
         self._snapshot: Snapshot | None = None
-        self._calls = self.number = 0
+        self.calls = self.number = 0
         """Number of calls, and this folder's among those with shards, which all ranks save into in the same order."""
         self._held: Identity | None = None
         """The folder prepared by rank 0; None before its first checkpoint."""
@@ -77,7 +77,7 @@ class Periodic:
             if not self._to_meeting:
                 self._meet(state, keep)
         elif self._rank == 0:
-            if self._calls == 1 and (words := meeting.board()) is not None:
+            if self.calls == 1 and (words := meeting.board()) is not None:
                 meeting.name_folder(words, self._given)
             if self._due():
                 self._save(self._following(), new_save_id(), state, keep)

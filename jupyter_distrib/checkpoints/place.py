@@ -90,7 +90,7 @@ class CheckpointFolder(FileSystem):
                 os.unlink(name, dir_fd=self.fd)
         return ThisUser(uid=info.st_uid, has_modes=not info.st_mode & 0o077)
 
-    def owner_beside_me(self, info: os.stat_result) -> str:
+    def other_owner(self, info: os.stat_result) -> str:
         """Return the login name of an entry's owner; empty for this user."""
         return "" if info.st_uid == self.this_user.uid else other_users.login(info.st_uid)
 
@@ -98,7 +98,7 @@ class CheckpointFolder(FileSystem):
         """Return why somebody other than this user and root may have written an open file or folder; empty if nobody
         can."""
         info = os.fstat(fd)
-        if info.st_uid not in (0, os.geteuid()) and (owner := self.owner_beside_me(info)):
+        if info.st_uid not in (0, os.geteuid()) and (owner := self.other_owner(info)):
             return f"belongs to {owner}"
         if (writers := other_users.writers(fd)) and self.this_user.has_modes:
             return f"can be written by {writers}"

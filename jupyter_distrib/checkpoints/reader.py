@@ -1,7 +1,7 @@
 """Reads a checkpoint without running code of anybody other than this user and root.
 
 `.metadata` and every value other than a tensor are pickles. Files of this user are simply loaded. If somebody else
-has written a file, or could have, `.metadata` is read by `strict_metadata.py`, and values are limited to those that
+has written a file, or could have, `.metadata` is read by `strict_metadata.py`, and values are limited to what
 torch loads with `weights_only`: numbers, strings, lists, dicts, tensors.
 """
 
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
 from jupyter_distrib.checkpoints import damage, strict_metadata
 from jupyter_distrib.checkpoints.damage import DamagedError
-from jupyter_distrib.checkpoints.folder import refusal_to_read, told
+from jupyter_distrib.checkpoints.folder import combined, refusal_to_read
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system import outside_text
@@ -103,7 +103,7 @@ class CheckpointReader(FileSystemReader):
                 warnings.simplefilter("ignore")
                 load_sharded(state, storage_reader=self, planner=_Planner(self._files), no_dist=True)
         except CheckpointException as error:
-            cause, files = told(error, f"{self._files.path} could not be read"), self._files
+            cause, files = combined(error, f"{self._files.path} could not be read"), self._files
             if not isinstance(cause, KeyboardInterrupt) and (files.doubt_of_this or files.doubt_of_all):
                 # It contains names chosen by others.
                 cause = DistributedError(outside_text.shown(str(cause), _SHOWN_CHARACTERS))
@@ -128,8 +128,8 @@ class CheckpointReader(FileSystemReader):
         except DamagedError:
             raise
         except Exception as error:  # a damaged pickle raises anything
-            beside = f" (it {doubt}, so nothing is run that it names)" if doubt else ""
-            raise DistributedError(f"{path} cannot be read: {type(error).__name__}: {error}{beside}") from error
+            doubts = f" (it {doubt}, so nothing is run that it names)" if doubt else ""
+            raise DistributedError(f"{path} cannot be read: {type(error).__name__}: {error}{doubts}") from error
         modules = list(getattr(found.storage_meta, "modules", None) or [])
         found.storage_meta = StorageMeta(load_id=self.load_id, modules=modules)
         return found

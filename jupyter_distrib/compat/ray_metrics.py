@@ -58,7 +58,7 @@ class RayMetricsMonitor:
         self._thread: threading.Thread | None = None
         self._step = 0
         self._has_port = metrics_export_port > 0
-        self._told = False
+        self._has_warned = False
 
     def start(self) -> None:
         """Copy samples regularly, in a thread, until `finish` or the end of the MLflow run."""
@@ -98,8 +98,8 @@ class RayMetricsMonitor:
         return found
 
     def _nothing(self, why: str) -> dict[str, float]:
-        if not self._told:
-            self._told = True
+        if not self._has_warned:
+            self._has_warned = True
             text = "There are no metrics of this node of Ray: {}. Ray exports them where ray[default] is installed."
             warnings.warn(text.format(why), stacklevel=3)
         return {}

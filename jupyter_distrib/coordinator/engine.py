@@ -66,7 +66,7 @@ class ContentPart(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, int, int]:
-        """The arguments of `Relay.take`."""
+        """The arguments of `Relay.add_part`."""
         return self.reference, self.start, self.size_bytes
 
 

@@ -40,9 +40,9 @@ FilePart = tuple[Sequence[CopiedFile], Sequence[str]]
 """Some files, and names of files that are gone."""
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages"})
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
-"""Names in every virtual environment, and in every one of conda."""
+"""File names that every virtual environment has, or every conda environment."""
 _OF_SYSTEM = ("/proc/", "/sys/")
-"""Folders whose files tell of processes, such as the coordinator's environment."""
+"""Folders whose files describe processes, such as the coordinator's environment."""
 _RULES = ".gitignore"
 _COARSE_NS = 2_000_000_000
 """Age below which a modification time cannot be trusted: file systems may count in whole seconds, and a server's clock
@@ -298,7 +298,7 @@ class _IgnoredFolders:
 
 
 def file_stamp(path: str) -> Stamp | None:
-    """Return what changes when a file is written; None if there is none."""
+    """Return a value that changes when the file is written; None if there is no file."""
     try:
         info = os.stat(path)
     except OSError:

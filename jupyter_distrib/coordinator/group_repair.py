@@ -1,7 +1,7 @@
 """Repairs the process groups of a worker group on several nodes after a run that failed: one decision for the ranks of
 all nodes. Runs in the coordinator's loop.
 
-    coordinator <--NodeDrained--- each node on which ranks with GPUs did not end well
+    coordinator <--NodeProgress--- each node on which ranks with GPUs did not end well
         --KeepNodeGroups-->       all nodes, if all devices have finished, equally far
     or  --MakeStore-->            node 0  --GroupsReset--> coordinator --UseStore--> the others --GroupsReset-->
 
@@ -66,19 +66,19 @@ class MultiNodeGroupRepair:
         else:
             self.make_store()
 
-    def on_report(self, node: int, report: m.NodeDrained, current: MultiNodeRun | None) -> None:
+    def on_report(self, node: int, report: m.NodeProgress, current: MultiNodeRun | None) -> None:
         """Handle a node's report on the current run or the previous one."""
         run = current or self._undecided
         if run is not None and run.command.run == report.run:
-            run.drains.record(node, finished=report.finished, sequences=report.sequences)
+            run.progress_reports.record(node, finished=report.finished, sequences=report.sequences)
             self._decide()
 
     def _decide(self) -> None:
         if (run := self._undecided) is None:
             return
-        if not run.drains.equal(run.health.sequences):
+        if not run.progress_reports.equal(run.health.sequences):
             self.make_store()
-        elif not run.drains.awaited:
+        elif not run.progress_reports.awaited:
             for node in self._nodes():
                 node.send(m.KeepNodeGroups(group=self._group, run=run.command.run))
             self._finish()
@@ -125,7 +125,7 @@ class MultiNodeGroupRepair:
     def _give_up(self) -> None:
         self._limit = None
         if self._undecided is not None:
-            silent, what = self._undecided.drains.awaited, "it did not report how far its ranks had come"
+            silent, what = self._undecided.progress_reports.awaited, "it did not report how far its ranks had come"
         elif self._stores_awaited:
             silent, what = {0}, "it made no new store"
         else:

@@ -1,9 +1,12 @@
 """The states of a worker group on several nodes, and the moves between them.
 
     LOOKING --> STARTING --> READY <--> RUNNING --> ENDING --> ENDED
-                              ^ ^ <--> REPAIRING                 |  its run is started again
-                              |                                  v
-                              +---- STARTING_AGAIN <----- LOOKING_AGAIN
+                             ^ | ^ <--> REPAIRING                |
+                             | |                                 |  its run is started again
+                             | +--- on more nodes -------------+ |
+                             |                                 v v
+                             +---- STARTING_AGAIN <----- LOOKING_AGAIN
+                                         +--- with fewer ranks --^
 
 A group in any of these states may become `USELESS`, when it cannot go on, or `CLOSED`.
 """

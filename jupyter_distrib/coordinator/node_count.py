@@ -15,7 +15,7 @@ class NodeCount:
     most: int = 0
     """0: as few as possible."""
     step: int = 0
-    """With a range, the number of which it is a multiple; 0: the number is fixed."""
+    """With a range, the number of nodes is a multiple of this; 0: the number is fixed."""
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> NodeCount:

@@ -27,30 +27,33 @@ class NodeReport:
     """See `ServerStatus.next_rank`."""
 
 
-Tell = Callable[[NodeReport], None]
+OnReport = Callable[[NodeReport], None]
 
 
 class NodeReporter:
     """Asks one engine.
 
     Args:
-        look: Asks the engine, and may send a partial report before it returns the full one; blocks. May raise anything.
+        query: Asks the engine, and may send a partial report before it returns the full one; blocks. May raise
+            anything.
         fresh_s: Seconds for which a report is reused, to spare an engine that others use.
     """
 
-    def __init__(self, loop: Loop, calls: CallSoon, look: Callable[[Tell], NodeReport], fresh_s: float = 0.0) -> None:
-        self._loop, self._calls, self._look, self._fresh_s = loop, calls, look, fresh_s
+    def __init__(
+        self, loop: Loop, calls: CallSoon, query: Callable[[OnReport], NodeReport], fresh_s: float = 0.0
+    ) -> None:
+        self._loop, self._calls, self._query, self._fresh_s = loop, calls, query, fresh_s
         self._latest = NodeReport()
         self._at_s: float | None = None
-        self._waiting: list[Tell] = []
+        self._waiting: list[OnReport] = []
         self._asking = False
 
-    def ask(self, tell: Tell) -> None:
-        """Have `tell` called soon."""
+    def ask(self, on_report: OnReport) -> None:
+        """Have `on_report` called soon."""
         if self._at_s is not None and time.monotonic() < self._at_s + self._fresh_s:
-            return tell(self._latest)
-        self._waiting.append(tell)
-        self._loop.later(ANSWER_S, self._tell)
+            return on_report(self._latest)
+        self._waiting.append(on_report)
+        self._loop.later(ANSWER_S, self._answer)
         if not self._asking:
             self._asking = True
             threading.Thread(target=self._ask, name="jupyter_distrib-nodes", daemon=True).start()
@@ -58,7 +61,7 @@ class NodeReporter:
     def _ask(self) -> None:
         """Ask the engine; in a thread of its own."""
         try:
-            report = self._look(lambda part: self._calls.put(lambda: self._know(part)))
+            report = self._query(lambda part: self._calls.put(lambda: self._know(part)))
             self._calls.put(lambda: self._know(report))
         except Exception:  # noqa: BLE001 - engines raise all kinds: the last known report is used
             traceback.print_exc()  # into the coordinator's log
@@ -69,9 +72,9 @@ class NodeReporter:
 
     def _asked(self) -> None:
         self._asking, self._at_s = False, time.monotonic()
-        self._tell()
+        self._answer()
 
-    def _tell(self) -> None:
+    def _answer(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for tell in waiting:
-            tell(self._latest)
+        for on_report in waiting:
+            on_report(self._latest)

@@ -1,6 +1,6 @@
 """Sends the large values of a cell to the nodes, in parts.
 
-    kernel --memory--> thread: one part after another --carrier--> every node's `take`, the last part with its `send`
+    kernel --memory--> thread: one part after another --carrier--> every node's `add_part`, the last with its `send`
 
 A further part is sent only when a node has taken an earlier one, so that a command such as Stop waits behind a few
 parts at most, however large the whole is; and while the node takes a part, the kernel still writes the next ones.

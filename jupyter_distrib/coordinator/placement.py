@@ -89,7 +89,7 @@ class _Found:
     folder: str
     """The notebook's folder, which the nodes share or have copies of."""
     nodes: Sequence[RemoteNode] = ()
-    """The nodes of the shares."""
+    """The nodes that the shares are on."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class _Leave:
     nodes: set[int]
     """Nodes on which ranks may still have processes."""
     over: threading.Event = field(default_factory=threading.Event)
-    """Event that is set when no node has any left."""
+    """Event that is set when no node has such processes any more."""
 
 
 class Placement:
@@ -157,7 +157,7 @@ class Placement:
 
     def send_note(self, event: m.Event) -> None:
         """Tell the kernel something about a run."""
-        self.group.tell(event, ())
+        self.group.emit(event, ())
 
     def on_node_lost(self, node: int, reason: str) -> None:
         """Record that a node is out of reach."""
@@ -209,9 +209,9 @@ class Placement:
         self.group, self._command = group, command
         if self._found is not None:
             return self._give(self._found)
-        threading.Thread(target=self._look, name="jupyter_distrib-place", daemon=True).start()
+        threading.Thread(target=self._find_nodes, name="jupyter_distrib-place", daemon=True).start()
 
-    def _look(self) -> None:
+    def _find_nodes(self) -> None:
         """Find nodes; in a thread of its own."""
         name = f"the {self._reservation.engine} cluster"
         try:
@@ -258,10 +258,10 @@ class Placement:
     def find_room(self, ranks: int, unit: int, then: Callable[[int], None]) -> None:
         """Get room for more ranks; see `worker_group.NodeSource`."""
         threading.Thread(
-            target=self._look_for_more, args=(ranks, unit, then), name="jupyter_distrib-more", daemon=True
+            target=self._find_more_nodes, args=(ranks, unit, then), name="jupyter_distrib-more", daemon=True
         ).start()
 
-    def _look_for_more(self, ranks: int, unit: int, then: Callable[[int], None]) -> None:
+    def _find_more_nodes(self, ranks: int, unit: int, then: Callable[[int], None]) -> None:
         """Find more nodes; in a thread of its own."""
         before, more = self._found, None
         assert before is not None

@@ -41,7 +41,7 @@ from jupyter_distrib.wire.link import Link, decode_frame, encode, kind_of, peer_
 WELCOME_S = 5.0
 """Seconds to wait for an existing agent to answer before another one is started."""
 _NEW: Stamp = (-1, -1, False)
-"""The stamp of a file that was not brought."""
+"""The stamp of a file that was not sent to this node."""
 _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 
@@ -160,7 +160,7 @@ class Relay:
         """Bring the notebook's files to this node; see `ProjectCopy.update`."""
         return self._project.update(files, gone)
 
-    def take(self, part: Any, start: int, size_bytes: int) -> None:
+    def add_part(self, part: Any, start: int, size_bytes: int) -> None:
         """Receive a part of the next cell's shared memory; the last part comes with the cell, see
         `IncomingContent.add`."""
         self._receive(part, start, size_bytes)
@@ -196,8 +196,8 @@ class Relay:
             return self._inbox.wait_for_end()
 
     def send(self, frame: bytes, *part: Any) -> Answer | None:
-        """Send a command to the agent, with the last part of the content of its shared memory, see `take`. Returns the
-        entries of a cell that came at once, if any."""
+        """Send a command to the agent, with the last part of the content of its shared memory, see `add_part`. Returns
+        the entries of a cell that came at once, if any."""
         kind = kind_of(frame)
         if kind == "OpenWorkerGroup" or (kind == "Execute" and self._project.used):
             frame = self._localized(frame)
@@ -209,7 +209,7 @@ class Relay:
             return self._inbox.wait_for_end()
 
     def _localized(self, frame: bytes) -> bytes:
-        """Return the same command, with the values that only this node has."""
+        """Return the command with the values that only this node knows."""
         command, fd_count = decode_frame(frame)
         if isinstance(command, m.Execute):
             return encode(self._project.locate(command), fd_count)
@@ -244,10 +244,10 @@ class Relay:
                 content = self._content_of(fds[0]) if fds else None
             if self._project.used and kind_of(frame) == "Ended":
                 with suppress(Exception):  # a note must not keep the end of a run from being passed on
-                    self._tell_what_was_written(frame)
+                    self._note_written_files(frame)
             self._inbox.put(frame, content, more=self._link.has_frame)
 
-    def _tell_what_was_written(self, frame: bytes) -> None:
+    def _note_written_files(self, frame: bytes) -> None:
         """Put a note on the files that the run which ends here has written into the copy, where they are soon lost."""
         ended, _ = decode_frame(frame)
         assert isinstance(ended, m.Ended)
@@ -304,7 +304,7 @@ def stamp(directory: str) -> tuple[int, int, int, bool] | None:
 
 
 def reason(error: OSError) -> str:
-    """Return why a file could not be written, with what to look at if there is no room."""
+    """Return why a file could not be written and, if there is no room, what to look at."""
     advice = ", of bytes or of inodes: see `df -h` and `df -i`" if error.errno == errno.ENOSPC else ""
     return f"{error.strerror or error}{advice}"
 

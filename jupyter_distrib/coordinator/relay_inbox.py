@@ -73,7 +73,7 @@ class RelayInbox:
         """Wait briefly for the end of a cell; return the entries so far."""
         with self._lock:
             self._at_once.wait_for(lambda: self._over or self._last_kind == "Ended", AT_ONCE_S)
-            return self._take()
+            return self._pop_answer()
 
     def wait_for_entries(self) -> Answer:
         """Wait for entries, and return all that have come since the last answer. Empty when nothing more will come."""
@@ -83,10 +83,10 @@ class RelayInbox:
                 self._news.wait_for(
                     lambda: self._over or self._is_call_first or self._last_kind != "Returned", GATHER_S
                 )
-                if (answer := self._take()) is not None:
+                if (answer := self._pop_answer()) is not None:
                     return answer
 
-    def _take(self) -> Answer | None:
+    def _pop_answer(self) -> Answer | None:
         if not self._entries and not self._over:
             return None
         number, entries = self._answers, self._entries

@@ -33,7 +33,7 @@ LOG_PART_BYTES = 1 << 20
 SAID_BYTES = 20_000_000
 """Size of files above which the kernel gets a note that they are copied: a slow connection needs a while."""
 AHEAD = 2
-"""Number of requests for events that each node has at a time."""
+"""Number of requests for events that are pending at each node."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class RemoteNode:
             self._hand_over(command, frame)
 
     def _send_cell(self, command: m.Execute, fds: Sequence[int]) -> None:
-        """Send a cell after the notebook's files, which take their way beside its content."""
+        """Send a cell after the notebook's files, which travel separately from its content."""
         self._delivery.send_note_once(command.run, self._delivery.remark, self._holder.send_note)
         files = [] if self._file_sync is None else self._changed_files(command, self._file_sync)
         held = _Held(command, files, waits_for_files=len(files) > 1)
@@ -122,7 +122,7 @@ class RemoteNode:
             return self._send_segments(held, fds)
         frame = encode(command, int(bool(fds)))  # the descriptor that shows how much has arrived does not travel
         if fds:
-            self._delivery.put(f"{command.run}/{command.attempt}", fds, lambda part: self._take_over(held, frame, part))
+            self._delivery.put(f"{command.run}/{command.attempt}", fds, lambda part: self._send_part(held, frame, part))
         else:
             self._complete(held, lambda: self._hand_over(command, frame))
 
@@ -146,20 +146,20 @@ class RemoteNode:
         name = "+".join(segment for segment, _ in held.missing)
         segment, descriptors = held.missing.pop(0)
 
-        def take(part: ContentPart | Exception) -> Any:
+        def send_segment_part(part: ContentPart | Exception) -> Any:
             if self._held is held and isinstance(part, ContentPart) and part.last:
                 self._order("store", segment, *part.arguments)
                 return self._send_next(held, frame, sizes)
-            return self._take_over(held, frame, part)
+            return self._send_part(held, frame, part)
 
         with descriptors:
-            self._delivery.put(f"{command.run}/{command.attempt}/{name}", tuple(descriptors), take)
+            self._delivery.put(f"{command.run}/{command.attempt}/{name}", tuple(descriptors), send_segment_part)
 
     def _execute(self, command: m.Execute, frame: bytes, sizes: Sequence[int]) -> None:
         segments, dropped = command.inputs.segments, self._segments.use(command.inputs, sizes)
         self._call("execute", frame, segments, dropped, then=lambda future: self._handed_over(command, future))
 
-    def _take_over(self, held: _Held, frame: bytes, part: ContentPart | Exception) -> Any:
+    def _send_part(self, held: _Held, frame: bytes, part: ContentPart | Exception) -> Any:
         """Send a part of a cell's content; see `engine.Receive`."""
         if self._held is not held:
             return None  # the cell was stopped
@@ -171,12 +171,12 @@ class RemoteNode:
         elif part.last:
             return self._complete(held, lambda: self._hand_over(held.command, frame, *part.arguments))
         else:
-            return self._order("take", *part.arguments)
+            return self._order("add_part", *part.arguments)
         self._release(held)
         return None
 
     def _complete(self, held: _Held, send: Callable[[], None]) -> None:
-        """Send a cell whose content is there, as soon as its files are there, too."""
+        """Send a cell whose content has arrived, once its files have, too."""
         if held.waits_for_files:
             held.send = send
         else:
@@ -187,7 +187,7 @@ class RemoteNode:
         """Stop a cell that is still on its way."""
         self._order("discard")
         events = endings.interrupted(held.command.run, held.command.ranks)
-        self._delivery.calls.put(lambda: self._tell_all(events))  # not while the code that stops it is running
+        self._delivery.calls.put(lambda: self._handle_events(events))  # not while the code that stops it is running
         self._release(held)
 
     def _release(self, held: _Held) -> None:
@@ -215,7 +215,7 @@ class RemoteNode:
     def _handed_over(self, command: m.Execute, future: Future[Any]) -> None:
         error, engine = future.exception(), self._delivery.reservation
         if error is None:
-            self._take(future.result())
+            self._handle_answer(future.result())
             return
         self._segments.forget()
         if engine.was_raised_on_node(error):  # else the node is out of reach, which its listener says
@@ -224,9 +224,9 @@ class RemoteNode:
     def _fail(self, command: m.Execute, reason: str) -> None:
         """End a cell that did not reach the ranks, which stay for the next one."""
         failure = m.Failure(type_name="jupyter_distrib.errors.PoolError", message=reason)
-        self._tell_all(endings.failed(command.run, command.ranks, failure))
+        self._handle_events(endings.failed(command.run, command.ranks, failure))
 
-    def _tell_all(self, events: Sequence[m.Event]) -> None:
+    def _handle_events(self, events: Sequence[m.Event]) -> None:
         for event in events:
             self._holder.handle_event(self._number, event)
 
@@ -299,10 +299,10 @@ class RemoteNode:
             answer = future.result()
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, the node is out of reach
             return self._holder.on_node_lost(self._number, self._delivery.reservation.cause(error))
-        if self._take(answer):
+        if self._handle_answer(answer):
             self._ask()
 
-    def _take(self, answer: Answer | None) -> bool:
+    def _handle_answer(self, answer: Answer | None) -> bool:
         """Handle the entries of an answer in order; return whether there were any."""
         has_entries = False
         if answer is not None:
@@ -362,7 +362,7 @@ class Delivery:
         """Remark on the nodes that a kernel gets with its first cell."""
         self.shared_folder = ""
         """The notebook's folder, if all nodes share it."""
-        self._told: set[str] = set()
+        self._sent_notes: set[str] = set()
         self._transfers: dict[str, Transfer] = {}
         """Transfers that began in this iteration of the loop, to which nodes can be added."""
         self._project_files = file_sync.ProjectFiles()
@@ -387,12 +387,12 @@ class Delivery:
             self._files = command.run, self._project_files.scan(command.setting.directory, command.setting.path)
         return self._files[1]
 
-    def send_note_once(self, run: str, text: str, tell: Callable[[m.Event], None]) -> None:
+    def send_note_once(self, run: str, text: str, emit: Callable[[m.Event], None]) -> None:
         """Send a kernel a note, if it is not empty and was not sent for another node or run."""
-        if text and text not in self._told:
-            self._told.add(text)
-            tell(m.Noted(run=run, rank=None, text=text))
+        if text and text not in self._sent_notes:
+            self._sent_notes.add(text)
+            emit(m.Noted(run=run, rank=None, text=text))
 
     def reset_notes(self) -> None:
         """Reset the sent notes, because another kernel has the nodes now."""
-        self._told.clear()
+        self._sent_notes.clear()

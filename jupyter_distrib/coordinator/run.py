@@ -16,10 +16,10 @@ from typing import Protocol, cast
 
 from jupyter_distrib.agent.runs.watch import DEEP_EVERY, TICK_S
 from jupyter_distrib.server.diagnose import is_suspicious
-from jupyter_distrib.server.group_health import DrainReports, GroupHealth
+from jupyter_distrib.server.group_health import GroupHealth, ProgressReports
 from jupyter_distrib.server.stalls import Stalls
 from jupyter_distrib.server.time_limit import TimeLimit
-from jupyter_distrib.server.worker_group import Tell
+from jupyter_distrib.server.worker_group import Emit
 from jupyter_distrib.system.event_loop import Loop, Timer, Timers
 from jupyter_distrib.wire import endings
 from jupyter_distrib.wire import messages as m
@@ -36,7 +36,7 @@ LOST_LOGS_S = 1.0
 
 
 class NodeHandle(Protocol):
-    """The agent of one node, within reach. No method blocks."""
+    """The agent of one reachable node. No method blocks."""
 
     name: str
     """Name of the node in a sentence: `node 10.0.0.7`."""
@@ -54,7 +54,7 @@ class NodeHandle(Protocol):
 
 
 class MultiNodeRun:
-    """A run, as far as its nodes execute it.
+    """A run that several nodes execute.
 
     Args:
         ranks: The ranks that execute it, by node.
@@ -68,7 +68,7 @@ class MultiNodeRun:
     def __init__(
         self,
         command: m.Execute,
-        tell: Tell,
+        emit: Emit,
         *,
         ranks: dict[int, set[int]],
         on_gpus: bool,
@@ -78,10 +78,10 @@ class MultiNodeRun:
         on_over: Callable[[MultiNodeRun], None],
         lose_node: Callable[[int, str], None],
     ) -> None:
-        self.command, self.tell, self.ranks = command, tell, ranks
+        self.command, self.emit, self.ranks = command, emit, ranks
         self.started_s = time.monotonic()
         self.health = GroupHealth()
-        self.drains = DrainReports()
+        self.progress_reports = ProgressReports()
         self.logs = LogCollection(command.run, nodes, logs / command.run, self._finish_if_over)
         self._nodes, self._on_over, self.on_gpus = nodes, on_over, on_gpus
         self._going = set(ranks)
@@ -94,8 +94,8 @@ class MultiNodeRun:
             command,
             loop,
             ranks=lambda: {rank for ranks in self.ranks.values() for rank in ranks},
-            look_closer=self._look_closer,
-            tell=lambda event: tell(event, ()),
+            probe_deeply=self._probe_deeply,
+            emit=lambda event: emit(event, ()),
             stop=self.stop,
         )
 
@@ -108,10 +108,10 @@ class MultiNodeRun:
         self._time_limit = TimeLimit(self.command.timeout_s, later=self._timers.later, on_over=self._time_out)
 
     def _time_out(self, limit_s: float) -> None:
-        self.tell(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.emit(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
         self.stop()
 
-    def _look_closer(self) -> None:
+    def _probe_deeply(self) -> None:
         for node in self._going:
             self._nodes[node].send(m.Probe(run=self.command.run, deep=True))
 
@@ -146,12 +146,12 @@ class MultiNodeRun:
                 self._ended(node, event)
             case m.Returned() | m.Failed() | m.Interrupted() | m.Exited():
                 self.ranks[node].discard(event.rank)
-                self.tell(event, fds)
+                self.emit(event, fds)
                 self._follow(node, event)
             case _:
                 if isinstance(event, m.DebuggerPrompted | m.DebuggerLeft):
                     self._time_limit.on_debugger_event(event)
-                self.tell(event, fds)
+                self.emit(event, fds)
 
     def _follow(self, node: int, event: m.Returned | m.Failed | m.Interrupted | m.Exited) -> None:
         """Stop other nodes if the end of one rank requires it. NCCL does not notice that a rank has left."""
@@ -161,14 +161,14 @@ class MultiNodeRun:
             case m.Failed():
                 self._timers.later(FAILURE_GRACE_S, lambda: self.stop(but=node))
             case m.Exited():
-                self.drains.all_finished = False
+                self.progress_reports.all_finished = False
                 self.stop(but=node)
 
     def _ended(self, node: int, event: m.Ended) -> None:
         self._going.discard(node)
         self.health.clean &= event.clean
         if self.on_gpus and not event.clean:
-            self.drains.expect(node)
+            self.progress_reports.expect(node)
         self.health.sequences |= set(event.sequences)
         if event.log_directory:
             self.logs.fetch(node)
@@ -210,7 +210,7 @@ class MultiNodeRun:
         gone = {rank: pids.get(rank, 0) for rank in sorted(self.ranks[node])}
         code = None if lost else -signal.SIGKILL
         for event in endings.exits(self.command.run, gone, asked=not lost, exit_code=code, lost=lost, reason=stopped):
-            self.tell(event, ())
+            self.emit(event, ())
         self.ranks[node].clear()
 
 
@@ -229,8 +229,8 @@ class MultiNodeWatch:
 
     Args:
         ranks: Ranks that still execute the cell.
-        look_closer: Requests a deep probe of all of them.
-        tell: Takes the events.
+        probe_deeply: Requests a deep probe of all of them.
+        emit: Takes the events.
         stop: Stops the run.
     """
 
@@ -240,12 +240,12 @@ class MultiNodeWatch:
         loop: Loop,
         *,
         ranks: Callable[[], set[int]],
-        look_closer: Callable[[], None],
-        tell: Callable[[m.RunEvent], None],
+        probe_deeply: Callable[[], None],
+        emit: Callable[[m.RunEvent], None],
         stop: Callable[[], None],
     ) -> None:
-        self._loop, self._ranks, self._look_closer = loop, ranks, look_closer
-        self._stalls = Stalls(command, tell=tell, stop=stop)
+        self._loop, self._ranks, self._probe_deeply = loop, ranks, probe_deeply
+        self._stalls = Stalls(command, emit=emit, stop=stop)
         self._looks = {rank: m.RankSighting(rank=rank, state="running") for rank in command.ranks}
         self._ticks = 0
         self._timer: Timer = loop.later(TICK_S, self._tick)
@@ -267,7 +267,7 @@ class MultiNodeWatch:
         ranks = self._ranks()
         looks = [look if rank in ranks else replace(look, state="left") for rank, look in self._looks.items()]
         if self._ticks % DEEP_EVERY == 0 and is_suspicious(looks):
-            self._look_closer()
+            self._probe_deeply()
         self._stalls.judge(looks)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from jupyter_distrib.coordinator.node_report import NodeReport, Tell
+from jupyter_distrib.coordinator.node_report import NodeReport, OnReport
 from jupyter_distrib.coordinator.run import MultiNodeRun
 from jupyter_distrib.coordinator.worker_group import MultiNodeWorkerGroup, NodeSource
 from jupyter_distrib.server.server import Server
@@ -29,11 +29,11 @@ USE_S = 1.0
 """Seconds between two reports of the use of ranks."""
 KernelClient = Client[MultiNodeWorkerGroup]
 FindNodes = Callable[[KernelClient, m.OpenWorkerGroup], NodeSource]
-AskNodes = Callable[[Tell], None]
+AskNodes = Callable[[OnReport], None]
 
 
 class Coordinator:
-    """The worker groups on other machines of the user's kernels with one environment and one pool.
+    """The worker groups on other machines, for the user's kernels that share an environment and a pool.
 
     Args:
         listener: A bound unix socket, to which kernels connect.
@@ -47,10 +47,10 @@ class Coordinator:
         self.loop = self.server.loop
         self.find_nodes: FindNodes
         """Function that finds nodes for a new worker group."""
-        self.ask_nodes: AskNodes = lambda tell: tell(NodeReport())
+        self.ask_nodes: AskNodes = lambda on_report: on_report(NodeReport())
         """Function that reports the nodes in the loop, soon."""
         self.on_use: Callable[[bool], None] | None = None
-        """Function that is called with whether ranks are in use: each time a cell comes, and then once a second."""
+        """Function called with a flag, whether ranks are in use: for each cell that arrives, and then once a second."""
         self.title = "not connected"
         self.idle_s = idle_s
         self._leaving = False
@@ -59,7 +59,7 @@ class Coordinator:
     def run(self) -> None:
         """Serve until it is no longer needed."""
         if self.on_use is not None:
-            self._tell_use()
+            self._report_use()
         self.server.serve()
 
     def stop(self) -> None:
@@ -93,15 +93,15 @@ class Coordinator:
             loop=self.loop,
             find_nodes=lambda command: self.find_nodes(client, command),
             logs=paths.log_directory(),
-            tell=lambda event, fds: self._tell(client, group, event, fds),
+            emit=lambda event, fds: self._send_event(client, group, event, fds),
         )
         group.on_ended = lambda run: self._run_ended(client, group, run)
         group.on_closed = lambda reason: self.server.close(group, force=True, reason=reason)
         self.server.add(client, group)
         group.open()
 
-    def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
-        self.ask_nodes(lambda report: tell(self._status(report)))
+    def answer(self, answered: Callable[[m.ServerStatus], None]) -> None:
+        self.ask_nodes(lambda report: answered(self._status(report)))
 
     def _status(self, report: NodeReport) -> m.ServerStatus:
         waiting = tuple(
@@ -130,21 +130,23 @@ class Coordinator:
         """Do nothing: kernels send no other commands."""
 
     def before_cell(self) -> None:
-        """Tell that ranks are in use; nodes report changes of their ranks by themselves."""
+        """Report that ranks are in use; nodes report changes of their ranks by themselves."""
         if self.on_use is not None:
             self.on_use(True)
 
     def free_memory(self) -> None:
-        """Do nothing: without worker groups nothing costs memory."""
+        """Do nothing: without worker groups there is no memory to free."""
 
     # ------------------------------------------------------------------------------------------------ idle ranks
 
-    def _tell_use(self) -> None:
+    def _report_use(self) -> None:
         assert self.on_use is not None
         self.on_use(any(group.in_use for group in self.server.groups))
-        self.loop.later(USE_S, self._tell_use)
+        self.loop.later(USE_S, self._report_use)
 
-    def _tell(self, client: KernelClient, group: MultiNodeWorkerGroup, event: m.Event, fds: tuple[int, ...]) -> None:
+    def _send_event(
+        self, client: KernelClient, group: MultiNodeWorkerGroup, event: m.Event, fds: tuple[int, ...]
+    ) -> None:
         self.server.send(client, event, fds)
         if isinstance(event, m.WorkerGroupOpened):
             self._count_idle(group)

@@ -22,7 +22,7 @@ from jupyter_distrib.coordinator.group_state import MOVES
 from jupyter_distrib.coordinator.group_state import MultiNodeState as State
 from jupyter_distrib.coordinator.group_state import MultiNodeTrigger as Trigger
 from jupyter_distrib.coordinator.run import MultiNodeRun, NodeHandle
-from jupyter_distrib.server.worker_group import PendingCell, StateMachine, Tell, WorkerGroupState
+from jupyter_distrib.server.worker_group import Emit, PendingCell, StateMachine, WorkerGroupState
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
@@ -30,7 +30,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 
 STARTING_EVERY_S = 0.4
 NO_MORE = "there is no room for more now"
-"""The reason for fewer ranks in a run that begins with the ranks that there is room for, where nothing was refused."""
+"""The reason why a run begins with fewer ranks if nothing was refused: there was no room for more."""
 WARNING_S = 300.0
 """Seconds before the end at which the warning is sent."""
 
@@ -69,12 +69,12 @@ class NodeSource(Protocol):
 
         Args:
             useless: Whether another worker group cannot use them either.
-            killed: Whether the ranks were killed; else they were told to leave.
+            killed: Whether the ranks were killed; else they were asked to leave.
         """
 
 
 class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
-    """The workers that one `OpenWorkerGroup` asked for, on as many nodes as it takes.
+    """The workers that one `OpenWorkerGroup` asked for, on any number of nodes.
 
     Args:
         find_nodes: Returns a source of nodes for a command: at first, and when the nodes have to be replaced.
@@ -88,9 +88,9 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         loop: Loop,
         find_nodes: Callable[[m.OpenWorkerGroup], NodeSource],
         logs: Path,
-        tell: Tell,
+        emit: Emit,
     ) -> None:
-        super().__init__(command, tell)
+        super().__init__(command, emit)
         self.on_closed: Callable[[str], None] = lambda reason: None
         self._find_nodes = find_nodes
         self.place = find_nodes(command)
@@ -110,7 +110,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             on_ready=self._repaired,
         )
         self._reason = ""
-        """Reason why the worker group ends; empty as long as it does not."""
+        """Reason why the worker group ends; empty while it goes on."""
         self._ranks_left = 0
         """Number of ranks on the surviving nodes after the last loss."""
         self._shortage = ""
@@ -118,8 +118,8 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         self._room = 0
         """Number of further ranks that there is room for, in a run that grows."""
         self._place_has_gpus = False
-        self._allocation_end = AllocationEnd(loop, self._tell_run)
-        self._starting = StartProgress(self.name, loop, lambda event: self.tell(event, ()))
+        self._allocation_end = AllocationEnd(loop, self._send_run_note)
+        self._starting = StartProgress(self.name, loop, lambda event: self.emit(event, ()))
         self._starting.on_search(command.size)
         self._notes: list[str] = []
         """Notes of the nodes on the choice of their GPUs."""
@@ -157,10 +157,10 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
     def on_queued(self, reason: str) -> None:
         """Tell the kernel what the ranks wait for, or add a note on its nodes to the run."""
         if self.state not in (State.LOOKING, State.STARTING, State.LOOKING_AGAIN, State.STARTING_AGAIN):
-            self._tell_run(reason)
+            self._send_run_note(reason)
         else:
             self.waits_for = reason
-            self.tell(m.WorkerGroupQueued(group=self.name, reason=reason), ())
+            self.emit(m.WorkerGroupQueued(group=self.name, reason=reason), ())
 
     def on_placed(self, shares: Sequence[Share], *, has_gpus: bool = False, ends_at_s: float | None = None) -> None:
         """Start ranks on each node.
@@ -200,7 +200,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         size = self._fewer()
         if size is not None and self._states.move(Trigger.FEWER):
             self._shortage = self._shortage or reason
-            self._look_again(size)
+            self._replace_nodes(size)
         else:
             self._give_up(reason)
 
@@ -212,7 +212,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         sizes = map(self.pending.fewer, (self._ranks_left, self.pending.command.min_ranks))
         return max((each for each in sizes if 0 < each < self.command.size), default=None)
 
-    def _look_again(self, size: int) -> None:
+    def _replace_nodes(self, size: int) -> None:
         """Give the nodes back and look for others; the restarted run waits for their ranks."""
         self.place.give_back(useless=True, killed=True)
         self._group_repair.cancel()
@@ -268,12 +268,12 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
                 self.on_node_lost(node, event.reason or "its ranks were taken away")
             case m.WorkerGroupChanged():
                 self._changed(node, event)
-            case m.NodeDrained():
+            case m.NodeProgress():
                 self._group_repair.on_report(node, event, self.run)
             case m.GroupsReset():
                 self._group_repair.on_groups_reset(node, event)
             case m.DebuggerPrompted() | m.DebuggerLeft() if self.run is None:
-                self.tell(event, ())  # from the debugging of a run that has failed
+                self.emit(event, ())  # from the debugging of a run that has failed
             case _:
                 self._run_event(node, event, fds)
 
@@ -291,7 +291,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         if again:
             self._reduce_pending()
             lost = tuple(info.rank for info in self.infos())
-            self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+            self.emit(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
         else:
             opened = m.WorkerGroupOpened(
                 group=self.name,
@@ -300,7 +300,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
                 node_has_gpus=self._place_has_gpus,
                 notes=tuple(self._notes),
             )
-            self.tell(opened, ())
+            self.emit(opened, ())
         self._begin_pending()
 
     def _reduce_pending(self) -> None:
@@ -315,9 +315,9 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             return  # about ranks that are, or will be, replaced
         if node in self._infos:  # else its `WorkerGroupOpened` is still to come
             self._infos[node] = event.workers
-            self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
+            self.emit(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=event.lost), ())
         if self.run is not None:  # its ranks still use the store
-            self.run.health.clean = self.run.drains.all_finished = False
+            self.run.health.clean = self.run.progress_reports.all_finished = False
         else:
             self._group_repair.make_store()
             self._wait_for_repair()
@@ -335,17 +335,17 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
     def _begin_pending(self) -> None:
         """Execute the cell that waits, if the ranks are ready for it."""
         if self.state is State.READY and (pending := self.pop_pending()) is not None:
-            self.execute(pending.command, pending.descriptors, pending.tell)
+            self.execute(pending.command, pending.descriptors, pending.emit)
 
-    def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+    def execute(self, command: m.Execute, descriptors: Descriptors, emit: Emit, frame: bytes = b"") -> None:
         """Hand the cell to the nodes of its ranks."""
         if self.state is not State.READY:
-            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
+            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), emit=emit)
             if self._states.move(Trigger.CELL):
-                self._look_again(self.command.size)
+                self._replace_nodes(self.command.size)
             return
         if len(command.ranks) > self.command.size and self._states.move(Trigger.GROW):
-            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
+            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), emit=emit)
             return self._use_room()
         self._states.move(Trigger.CELL)
         ranks = {
@@ -355,7 +355,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         }
         self.run = MultiNodeRun(
             command,
-            tell,
+            emit,
             ranks=ranks,
             on_gpus=self.command.gpus,
             nodes=[share.node for share in self._shares],
@@ -366,11 +366,11 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         )
         with descriptors:
             self.run.start(tuple(descriptors))
-        self._tell_run(self._allocation_end.warning)
+        self._send_run_note(self._allocation_end.warning)
 
-    def _tell_run(self, text: str) -> None:
+    def _send_run_note(self, text: str) -> None:
         if self.run is not None and text:
-            self.tell(m.Noted(run=self.run.command.run, rank=None, text=text), ())
+            self.emit(m.Noted(run=self.run.command.run, rank=None, text=text), ())
 
     def stop(self, *, force: bool = False) -> None:
         if (pending := self.pop_pending()) is not None:
@@ -403,7 +403,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
             on_all = len(run.command.ranks) == sum(len(infos) for infos in self._infos.values())
             self._group_repair.start(run, on_all=on_all)
             self._wait_for_repair()
-        run.tell(m.Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
+        run.emit(m.Ended(run=run.command.run, at_s=time.monotonic(), log_directory=run.logs.directory), ())
         self.on_ended(run)
         if run.command.max_restarts:
             self._loop.soon(self._give_up_ended)  # once the run has been started again, if it is
@@ -448,7 +448,7 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
         if (pending := self.pop_pending()) is not None:
             pending.fail(f"the run cannot go on: {reason}")
         self.on_closed(reason)
-        self.tell(cls(group=self.name, reason=reason), ())
+        self.emit(cls(group=self.name, reason=reason), ())
 
     def _pids(self) -> dict[int, int]:
         """Return the process ids of all ranks."""
@@ -480,8 +480,8 @@ class MultiNodeWorkerGroup(WorkerGroupState[MultiNodeRun]):
 class StartProgress:
     """The progress of one worker group."""
 
-    def __init__(self, group: str, loop: Loop, tell: Callable[[m.WorkerGroupStarting], object]) -> None:
-        self._group, self._loop, self._tell = group, loop, tell
+    def __init__(self, group: str, loop: Loop, emit: Callable[[m.WorkerGroupStarting], object]) -> None:
+        self._group, self._loop, self._emit = group, loop, emit
         self._size = 0
         self._nodes: list[str] = []
         """The names of the nodes, once there are some."""
@@ -522,18 +522,18 @@ class StartProgress:
     def _report(self, waits_for: str) -> None:
         if not self._over:
             up = sum(self._up.values())
-            self._tell(m.WorkerGroupStarting(group=self._group, up=up, size=self._size, waits_for=waits_for))
+            self._emit(m.WorkerGroupStarting(group=self._group, up=up, size=self._size, waits_for=waits_for))
 
 
 class AllocationEnd:
     """The time at which the engine takes the nodes of a worker group away.
 
     Args:
-        tell: Sends the warning to the current run, if there is one.
+        warn: Sends the warning to the current run, if there is one.
     """
 
-    def __init__(self, loop: Loop, tell: Callable[[str], None]) -> None:
-        self._loop, self._tell = loop, tell
+    def __init__(self, loop: Loop, warn: Callable[[str], None]) -> None:
+        self._loop, self._warn = loop, warn
         self._ends_at_s: float | None = None
         self._timer: Timer | None = None
 
@@ -542,14 +542,14 @@ class AllocationEnd:
         self.cancel()
         self._ends_at_s = ends_at_s
         if ends_at_s is not None and (left_s := ends_at_s - time.monotonic()) > WARNING_S:
-            self._timer = self._loop.later(left_s - WARNING_S, lambda: self._tell(self.warning))
+            self._timer = self._loop.later(left_s - WARNING_S, lambda: self._warn(self.warning))
 
     @property
     def warning(self) -> str:
         """A sentence for the user if the end is near; else empty."""
         if self._ends_at_s is None or (left_s := self._ends_at_s - time.monotonic()) > WARNING_S:
             return ""
-        return f"the time limit ends these ranks in {duration(max(0.0, left_s))}: save what you need."
+        return f"these ranks reach the time limit in {duration(max(0.0, left_s))}: save your work."
 
     def cancel(self) -> None:
         if self._timer is not None:

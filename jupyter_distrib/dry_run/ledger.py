@@ -149,7 +149,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The purpose of new memory, unless its place says more: activations in a forward pass."""
         self.place = NOWHERE
         """The line of the user's code that ran last; the backward pass belongs to the line that began it."""
-        self.guesses: Counter[Place] = Counter()
+        self.guessed_lines: Counter[Place] = Counter()
         self.operations = 0
         self.finished = False
         self.counts = True
@@ -202,7 +202,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False, None, args
         if func is aten._cudnn_rnn_backward.default:
             return True, recurrent.gradients(args), args
-        if func in _SPLITS and self.guesses and set(args[1]) == {1}:
+        if func in _SPLITS and self.guessed_lines and set(args[1]) == {1}:
             return False, None, (first, _even_shares(first, *args[1:]), *args[2:])
         if func in _NUMBERS:
             if first.constant is not None:
@@ -267,7 +267,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the answer, and record the user's line that asked for a value."""
         place, _, asked_by_us = self._where()
         if not asked_by_us:
-            self.guesses[place] += 1
+            self.guessed_lines[place] += 1
         return answer
 
     # ------------------------------------------------------------------------------------------------ memory

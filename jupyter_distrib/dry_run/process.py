@@ -103,7 +103,7 @@ def _serve(link: Link) -> None:
             for pid in list(playing):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
-                    _tell_end(playing.pop(pid), os.waitstatus_to_exitcode(status))
+                    _send_end(playing.pop(pid), os.waitstatus_to_exitcode(status))
     for pid in playing:
         os.kill(pid, signal.SIGKILL)
     for pid in playing:
@@ -125,7 +125,7 @@ def _fork(link: Link, others: Sequence[int]) -> tuple[int, socket.socket]:
     return pid, sock
 
 
-def _tell_end(sock: socket.socket, code: int) -> None:
+def _send_end(sock: socket.socket, code: int) -> None:
     """Send the exit code after the report. Processes that the cell has forked may still have the socket."""
     with sock, suppress(BrokenPipeError, ConnectionResetError):  # the kernel waits no longer
         sock.sendall(b"\n%d" % code)
@@ -227,7 +227,7 @@ class DryRun:
             visible_devices="" if plan["device"].startswith("cuda") else None,
             threads=1,
         )
-        identity.take(order)
+        identity.assume(order)
         displaying.install()
         framework.current.groups = groups = world.play(plan["ranks"])
         groups.begin(command.run)
@@ -293,12 +293,12 @@ class DryRun:
                 run()
         except BaseException as error:  # noqa: BLE001 - the user's own, SystemExit and Finished
             if not self._ledger.finished:
-                report = {"end": "error", **self._told(error)}
+                report = {"end": "error", **self._error_report(error)}
         if self._ledger.finished:
             report = {"end": "stepped"}
         return report
 
-    def _told(self, error: BaseException) -> dict[str, Any]:
+    def _error_report(self, error: BaseException) -> dict[str, Any]:
         from jupyter_distrib.worker import failure
 
         described = failure.describe(error, run="dry", by_value=True, absent=self._command.cell.absent)
@@ -400,7 +400,7 @@ class DryRun:
             "peak_bytes": peak.size_bytes,
             "by_kind": peak.by_kind,
             "by_line": [[*place, size] for place, size in peak.by_place.items() if place[0]],
-            "guesses": [[*place, count] for place, count in self._ledger.guesses.items() if place[0]],
+            "guessed_lines": [[*place, count] for place, count in self._ledger.guessed_lines.items() if place[0]],
             "passes_peak_bytes": self._ledger.passes_peak_bytes,
             "batch": self._loaders[0][0] if self._loaders else 0,
             "samples": self._loaders[0][1] if self._loaders else 0,

@@ -103,7 +103,7 @@ class Sightings(Protocol):
     def counts(self) -> Sequence[int]:
         """Return counts that change with every collective (fast)."""
 
-    def look(self) -> tuple[m.GroupSighting, ...]:
+    def inspect_groups(self) -> tuple[m.GroupSighting, ...]:
         """Return the state of each group (may take tens of milliseconds)."""
 
 
@@ -146,7 +146,7 @@ class Framework(Protocol):
     def device(self, name: str) -> Any:
         """Return the rank's device as an object of the library."""
 
-    def take_device(self) -> None:
+    def use_device(self) -> None:
         """Make the rank's device the current one of the calling thread. For all our threads that use the framework."""
 
     def drain(self, limit_s: float) -> DeviceState:

@@ -36,13 +36,13 @@ class CellState:
 cell = CellState()
 
 
-def take(order: m.WorkerOrder) -> None:
+def assume(order: m.WorkerOrder) -> None:
     global _order
     _order = order
 
 
 @contextmanager
-def taken(order: m.WorkerOrder) -> Iterator[None]:
+def assumed(order: m.WorkerOrder) -> Iterator[None]:
     """Use a rank's identity inside the block, in a process that is not a rank (the inline pool)."""
     global _order, cell
     before = _order, cell

@@ -233,12 +233,12 @@ _find_spec = _original_find_spec()
 def _hide_from_find_spec() -> None:
     """Make `importlib.util.find_spec` find no stand-in, under every name that a library has bound that function to."""
     if isinstance(importlib.util.find_spec, types.FunctionType):
-        importlib.util.find_spec.__code__ = _look.__code__
+        importlib.util.find_spec.__code__ = _hiding_find_spec.__code__
     else:
         importlib.util.find_spec = _find_no_stand_in
 
 
-def _look(name: str, package: str | None = None) -> importlib.machinery.ModuleSpec | None:
+def _hiding_find_spec(name: str, package: str | None = None) -> importlib.machinery.ModuleSpec | None:
     """Find a module; this code runs with the names of `importlib.util`."""
     from jupyter_distrib.interfaces import stand_ins  # noqa: PLW0406 - it has none of the names of this module
 

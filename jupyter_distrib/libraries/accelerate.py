@@ -10,8 +10,8 @@ from jupyter_distrib.libraries.library import Library
 
 
 def _find_cpu_ranks(module: Any) -> None:
-    """Have a `PartialState` read the variable, as `Accelerator` does (1.15): else it counts one process, and so do the
-    accelerators that come after it."""
+    """Have a `PartialState` read the variable, as `Accelerator` does (1.15). Otherwise it counts one process, and so do
+    later accelerators."""
     cls = module.PartialState
     original = cls.__init__
 

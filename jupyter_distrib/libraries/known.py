@@ -126,8 +126,8 @@ _WRAP = {module for library in LIBRARIES if library.wraps_models for module in l
 
 
 def first_imported(sources: Iterable[str]) -> str:
-    """Return a sentence on a library that one of these programs imports and that needs new ranks, since it has to be
-    imported before others; empty if there is none."""
+    """Return a sentence on a library in these programs that needs new ranks, since it must be imported before others;
+    empty if there is none."""
     for name, others in _FIRST.items():
         for source in sources:
             if name in source and re.search(rf"^[ \t]*(?:import|from)[ \t]+{name}\b", source, re.MULTILINE):
@@ -162,8 +162,8 @@ def adds_up_metrics() -> bool:
 
 
 def prepares_loaders() -> bool:
-    """Return whether an object is there that divides the loaders which are given to it, and expects lengths and
-    schedules of whole ones before."""
+    """Return whether a library has an object, such as an `Accelerator`, that shards the loaders it is given, and until
+    then expects lengths and schedules of whole loaders."""
     return any(
         getattr(getattr(sys.modules.get(module), name, None), "_shared_state", None)
         for module, _, name in (each.prepares_loaders.partition(":") for each in LIBRARIES if each.prepares_loaders)
@@ -186,8 +186,8 @@ _Form = Callable[[Any], tuple[Any, ...]]
 
 
 def sent_forms() -> Mapping[type, _Form]:
-    """Return the functions that reduce instances of these loaded classes, and of derived ones, for a rank. Made anew
-    when one of these modules is loaded: each pickle asks for it, and the size of each name is that of a pickle."""
+    """Return the functions that reduce instances of these loaded classes, and of derived ones, for a rank. The result
+    is kept until one of these modules is loaded: each pickle asks for it, also the one for the size of each name."""
     global _made
     loaded = tuple(map(sys.modules.get, _modules()))
     if _made is not None and _made[0] == loaded:
@@ -248,13 +248,13 @@ def repeated_blocks(model: Any) -> set[str]:
 
 
 def is_split(part: object) -> bool:
-    """Return whether a stream is a share by `datasets.distributed.split_dataset_by_node`."""
+    """Return whether a stream is a share made by `datasets.distributed.split_dataset_by_node`."""
     return getattr(part, "_distributed", None) is not None
 
 
 def counts_samples(stream: object) -> bool:
-    """Return whether a stream of `datasets` skips or takes a number of samples: ranks that divide its shards would skip
-    or take a part of the number each, and so other samples."""
+    """Return whether a stream of `datasets` skips or takes a number of samples: ranks that divide its shards would each
+    skip or take a part of that number, and so read other samples."""
     parts = [getattr(stream, "_ex_iterable", None)]
     for part in parts:
         if getattr(part, "split_when_sharding", False):

@@ -1,4 +1,4 @@
-"""The facts about one library. Every field but one has a default, since most libraries need few of them."""
+"""The facts about one library. All fields but one have a default, since most libraries need few of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Library:
     """The facts about a library."""
 
     modules: tuple[str, ...]
-    """The top-level modules by which it is imported."""
+    """Its top-level modules."""
     extra: str = ""
     """The extra of this package that installs the first of them."""
     cpu_environment: Mapping[str, str] = field(default_factory=dict)
@@ -34,8 +34,8 @@ class Library:
     """The classes, by module, whose instances use the class's `_shared_state` as `__dict__`; the first one fills it. It
     describes the process, so instances are not sent."""
     prepares_loaders: str = ""
-    """The class, as `module:name`, among these whose shared state is filled while an object is there that divides the
-    loaders which are given to it."""
+    """The class (`module:name`) in `shared_states` whose state is set while the library itself shards data loaders, as
+    Accelerate does once there is an `Accelerator`."""
     sent: Mapping[str, Callable[[Any], tuple[Any, ...]]] = field(default_factory=dict)
     """Functions, by class as `module:name`, that reduce an instance for a rank, as `__reduce_ex__` does."""
     stays: Mapping[str, str] = field(default_factory=dict)

@@ -20,8 +20,8 @@ _BEGINS = {"Trainer": "fit", "Fabric": "launch"}
 
 
 def fitting(devices: object, num_nodes: object) -> tuple[object, object]:
-    """Return these ranks' number of devices per node and number of nodes, if the arguments stand for as many ranks;
-    else the arguments."""
+    """Return the ranks' devices per node and number of nodes if the arguments ask for that many ranks in all; else the
+    arguments."""
     local, world = (int(os.environ.get(name, "0")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     whole = all(isinstance(each, int) and not isinstance(each, bool) for each in (devices, num_nodes))
     if not whole or not local or world % local or devices * num_nodes != world:  # type: ignore[operator]

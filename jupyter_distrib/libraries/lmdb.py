@@ -12,10 +12,10 @@ from typing import Any
 from jupyter_distrib.libraries.library import Library
 
 _MOST_DATABASES = 64
-"""The number of named databases, which cannot be asked for."""
+"""The maximum number of named databases; LMDB does not tell how many the notebook's environment allows."""
 _opened: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
-"""The environments that this rank has opened for the notebook's, by device and number of their file: there may be
-another of this name by now."""
+"""The environments that this rank has opened in place of the notebook's, by device and inode: a new file may have the
+same name by now."""
 
 
 def _sent(environment: Any) -> tuple[Any, ...]:

@@ -139,7 +139,7 @@ def _form(handler: logging.Handler) -> dict[str, Any] | None:
 
 
 def _standard(stream: Any) -> str:
-    """Return the name of the standard stream that a stream is; empty for any other stream."""
+    """Return the name of a standard stream; empty for any other stream."""
     for name in ("stdout", "stderr"):
         if stream is getattr(sys, name) or stream is getattr(sys, f"__{name}__"):
             return name

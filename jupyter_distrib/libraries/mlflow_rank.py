@@ -72,8 +72,8 @@ class CellRun:
         return run_id not in self.stand_ins and not self.away and time.monotonic() >= self._quiet_until_s
 
     def is_from_before(self, run_id: str) -> bool:
-        """Return whether this run is older than the tracked one, and not begun here: all ranks know it then, and all
-        would log to it. One that is begun with `nested=True` is this rank's choice."""
+        """Return whether this run is older than the tracked one and was not begun here: then all ranks know it, and all
+        would log to it. A run begun with `nested=True` is this rank's choice."""
         if run_id in self.stand_ins or any(each.info.run_id == run_id for each in self.stack):
             return False
         if run_id not in self._from_before:
@@ -115,7 +115,7 @@ class CellRun:
     def know_id(self) -> None:
         """Find out the id of the run, unless it is known."""
         if self.is_elsewhere and not (self.writes or self.away):
-            self.look_again()
+            self.adopt_moved_id()
             self.stack.clear()
         if not self.id and not self.away:
             self._find()
@@ -129,7 +129,7 @@ class CellRun:
             self.enter()
 
     def enter_stand_in(self, name: str | None, run_id: str | None = None) -> Any:
-        """Begin a run to which this rank does not log: that of another rank, or one that no store has."""
+        """Begin a run to which this rank does not log: another rank's run, or one that is in no store."""
         made = run_id or uuid.uuid4().hex
         self.stand_ins.add(made)
         return self._push(made, self.experiment, name or "", "")
@@ -186,7 +186,7 @@ class CellRun:
         os.environ.update(MLFLOW_RUN_ID=self.id, MLFLOW_EXPERIMENT_ID=experiment)
         os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
 
-    def look_again(self) -> None:
+    def adopt_moved_id(self) -> None:
         """Take the id of the run over from the logging rank, which may have moved it."""
         self.is_elsewhere = False
         until_s = time.monotonic() + FIND_S

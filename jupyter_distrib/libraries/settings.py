@@ -78,9 +78,9 @@ class State(NamedTuple):
     """The settings of this process."""
 
     values: dict[str, Any]
-    """All that differ from the libraries' defaults and that ranks take over, by name."""
+    """Settings that differ from the libraries' defaults and that ranks take over, by name."""
     stay: tuple[str, ...]
-    """A sentence on each that ranks do not take over."""
+    """A sentence on each setting that ranks do not take over."""
 
 
 def state() -> State:
@@ -197,7 +197,7 @@ def _write_decimal(decimal: Any, value: dict[str, Any] | None) -> None:
 
 
 def _context_of_decimal(decimal: Any) -> Any:
-    """Return the context with which Python begins."""
+    """Return Python's initial context, which must not be changed."""
     traps = [decimal.DivisionByZero, decimal.Overflow, decimal.InvalidOperation]
     return decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN, capitals=1, clamp=0, traps=traps)
 

@@ -1,5 +1,5 @@
 """The facts about TensorBoard: a `SummaryWriter` that every rank of a cell makes for one folder writes on the rank that
-logs. TensorBoard would draw the curves of all ranks as one."""
+logs. TensorBoard would draw the curves of all ranks as one. One that a single rank makes writes there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _nothing(*_: Any, **__: Any) -> None: ...
 
 
 def is_of_rank(folder: str, rank: str, *, asks_rank: bool) -> bool:
-    """Return whether a folder is named after a rank, so that the others do not write there.
+    """Return whether a folder is named after a rank, so that other ranks do not write there.
 
     Args:
         folder: The path of the folder.

@@ -1,5 +1,9 @@
-"""The facts about TensorFlow: on a rank its tensors and variables are pickled as numpy arrays, so that a notebook which
-has no TensorFlow can read them."""
+"""The facts about TensorFlow.
+
+On a rank its tensors and variables are pickled as numpy arrays, so that a notebook which has no TensorFlow can read
+them. A process has one `MultiWorkerMirroredStrategy`, because a second one starts the process's server anew, and the
+collectives of workers that are not ready for it fail or hang (2.21).
+"""
 
 from __future__ import annotations
 

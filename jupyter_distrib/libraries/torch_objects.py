@@ -42,7 +42,7 @@ def _exported(program: Any) -> tuple[Any, ...]:
 
 
 def load_exported(data: bytes) -> Any:
-    """Return a program as `torch.export.save` has written it."""
+    """Return a program from the bytes that `torch.export.save` has written."""
     export: Any = importlib.import_module("torch.export")
     return export.load(io.BytesIO(data))
 

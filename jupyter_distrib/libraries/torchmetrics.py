@@ -22,13 +22,13 @@ reads_all: Callable[[], bool] = _never
 
 
 def follow(reading: Callable[[], bool] = _never) -> None:
-    """Take this function for `reads_all`, until another call."""
+    """Use this function as `reads_all` until the next call."""
     global reads_all
     reads_all = reading
 
 
 def is_followed() -> bool:
-    """Return whether a strategy is at work that divides loaders."""
+    """Return whether a strategy that divides loaders is active."""
     return reads_all is not _never
 
 

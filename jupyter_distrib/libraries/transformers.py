@@ -13,7 +13,7 @@ from jupyter_distrib.libraries.library import Library
 
 _SET_UP = "_setup_devices"
 _OF_PROCESS = (_SET_UP, "distributed_state", "_n_gpu")
-"""The attributes that setting up devices writes."""
+"""The attributes that are written when devices are set up."""
 
 
 class _FoundWhenRead:
@@ -27,7 +27,7 @@ class _FoundWhenRead:
 
 
 def arrived(cls: Any) -> Any:
-    """Return new arguments, still without attributes."""
+    """Return new arguments that have no attributes yet."""
     for each in cls.__mro__:
         if _SET_UP in vars(each) and "distributed_state" not in vars(each):
             each.distributed_state = _FoundWhenRead()

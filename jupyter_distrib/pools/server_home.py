@@ -41,7 +41,7 @@ class Home:
     python: str = ""
     """Interpreter of the agent; empty: the kernel's own."""
     module: str = "jupyter_distrib.agent"
-    told: str = field(default="", repr=False)
+    stdin_text: str = field(default="", repr=False)
     """Text for its standard input; it may contain keys."""
 
     @classmethod
@@ -99,7 +99,7 @@ class Home:
     def _not_started(self, error: OSError) -> str:
         if not os.access(python := self.python or sys.executable, os.X_OK):
             return f"there is no interpreter at {python} any more: recreate its environment, or restart the kernel."
-        if limit := open_files.told(error):
+        if limit := open_files.advice_on(error):
             return f"the agent could not be started: {limit}"
         if error.errno == errno.EAGAIN:
             return f"the agent could not be started: {TOO_MANY_PROCESSES}."
@@ -112,7 +112,7 @@ class Home:
         arguments = (self.module, str(directory), self.name)
         env, python = self._environment(directory), self.python or sys.executable
         with paths.opened(self.log) as log:
-            process = exec_agent(str(path), log, arguments, env, python, told=self.told)
+            process = exec_agent(str(path), log, arguments, env, python, stdin_text=self.stdin_text)
         # It usually outlives this kernel; if not, it must not stay a zombie.
         threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
 

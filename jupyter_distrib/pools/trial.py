@@ -1,6 +1,6 @@
 """Tries out the options of a pool: reaches its parts, and starts no ranks.
 
-    kernel:   Trial(kind, options, told)   --options-->   process: open_pool(kind, options).try_out()
+    kernel:   Trial(kind, options, on_result)   --options-->   process: open_pool(kind, options).try_out()
                                            <--result---
 
 The separate process lets the user give up: whatever a pool waits for, and whatever program it has started, ends with
@@ -49,11 +49,11 @@ class Trial:
     Args:
         kind: The kind of pool.
         options: Its options, by `Option.name`.
-        told: Called once, in a thread, with whether the pool was reached and a sentence; not after `end`.
+        on_result: Called once, in a thread, with whether the pool was reached and a sentence; not after `end`.
     """
 
-    def __init__(self, kind: str, options: Mapping[str, str], told: Callable[[bool, str], object]) -> None:
-        self._told, self._is_over = told, threading.Event()
+    def __init__(self, kind: str, options: Mapping[str, str], on_result: Callable[[bool, str], object]) -> None:
+        self._on_result, self._is_over = on_result, threading.Event()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START],
             stdin=subprocess.PIPE,
@@ -92,9 +92,11 @@ class Trial:
         self._is_over.set()
         with suppress(ValueError):
             result = json.loads(line)
-            self._told(bool(result["ok"]), str(result["text"])[:LONGEST])
+            self._on_result(bool(result["ok"]), str(result["text"])[:LONGEST])
             return
-        self._told(False, f"No answer came within {LIMIT_S:g} s." if is_late else "The test ended without a result.")
+        self._on_result(
+            False, f"No answer came within {LIMIT_S:g} s." if is_late else "The test ended without a result."
+        )
 
     def _kill(self) -> None:
         """Kill the process's group, which exists at least until the process is waited for."""

@@ -170,7 +170,7 @@ class ModulesByValue(AbstractContextManager["ModulesByValue"]):
     def __init__(self) -> None:
         self._seen: dict[str, types.ModuleType | None] = {__name__: None}
 
-    def look_at(self, obj: Any) -> None:
+    def register_if_local(self, obj: Any) -> None:
         """Let a module, or the module of a function or class, be sent by value if ranks cannot import it."""
         name = obj.__name__ if isinstance(obj, types.ModuleType) else getattr(obj, "__module__", None)
         if type(name) is not str or name in self._seen:
@@ -247,7 +247,7 @@ class InputPickler(_Pickler):
         if obj is begin_input:
             return NotImplemented
         if issubclass(type(obj), _OF_MODULES):
-            self._by_value.look_at(obj)
+            self._by_value.register_if_local(obj)
         if obj is os.environ:
             return getattr, (os, "environ")
         if issubclass(type(obj), BaseException) and (form := exception_form.sent_form(obj)) is not None:

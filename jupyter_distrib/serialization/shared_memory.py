@@ -75,13 +75,13 @@ class Content:
         self._buffers = buffers
         self._starts, total = offsets([view.nbytes for view in buffers])
         self._memory = Unfinished(total)
-        self._told, self._telling = 0, -1
+        self._reported, self._report_fd = 0, -1
         """Number of steps reported to the reader, and the descriptor for the reports, or -1."""
 
     def early(self) -> Descriptors:
         """Return descriptors for an `Arriving`, to be sent before the content is filled; the caller owns them."""
         memory = self._memory.duplicate()
-        reading, self._telling = os.pipe()
+        reading, self._report_fd = os.pipe()
         return Descriptors((memory, reading))
 
     def fill(self, given_up: Callable[[], bool] = lambda: False) -> bool:
@@ -94,15 +94,15 @@ class Content:
                 if given_up():
                     return False
                 self._memory.add(piece, start + at)
-                self._tell((start + at + piece.nbytes) // STEP_BYTES)
-        self._tell(-(-self._memory.size_bytes // STEP_BYTES))
+                self._report((start + at + piece.nbytes) // STEP_BYTES)
+        self._report(-(-self._memory.size_bytes // STEP_BYTES))
         return True
 
-    def _tell(self, steps: int) -> None:
-        if self._telling >= 0 and steps > self._told:
+    def _report(self, steps: int) -> None:
+        if self._report_fd >= 0 and steps > self._reported:
             with contextlib.suppress(BrokenPipeError):  # no reader is left, as the writer notices elsewhere
-                os.write(self._telling, bytes(steps - self._told))
-            self._told = steps
+                os.write(self._report_fd, bytes(steps - self._reported))
+            self._reported = steps
 
     def finish(self) -> int:
         """Return the sealed memory's descriptor; see `Unfinished.finish`."""
@@ -110,9 +110,9 @@ class Content:
 
     def close(self) -> None:
         self._memory.close()
-        if self._telling >= 0:
-            os.close(self._telling)
-            self._telling = -1
+        if self._report_fd >= 0:
+            os.close(self._report_fd)
+            self._report_fd = -1
 
     def __enter__(self) -> Content:
         return self
@@ -134,20 +134,20 @@ class Arriving:
 
     def __init__(self, descriptors: Descriptors) -> None:
         self._descriptors = descriptors
-        self._memory, *self._telling = descriptors
+        self._memory, *self._report_fd = descriptors
         self.size_bytes = os.fstat(self._memory).st_size
-        self._here = 0 if self._telling else self.size_bytes
+        self._here = 0 if self._report_fd else self.size_bytes
         """The number of bytes that have arrived."""
 
     def mapped(self) -> mmap.mmap:
         # Before Linux 6.7, sealed memory can only be mapped privately.
-        flags = mmap.MAP_SHARED if self._telling else mmap.MAP_PRIVATE
+        flags = mmap.MAP_SHARED if self._report_fd else mmap.MAP_PRIVATE
         return mmap.mmap(self._memory, self.size_bytes, flags=flags, prot=mmap.PROT_READ)
 
     def wait(self, end: int) -> None:
         """Wait until everything before `end` has arrived. Raises `GivenUp`."""
         while self._here < min(end, self.size_bytes):
-            if not (steps := os.read(self._telling[0], 4096)):
+            if not (steps := os.read(self._report_fd[0], 4096)):
                 raise GivenUp
             self._here += len(steps) * STEP_BYTES
 

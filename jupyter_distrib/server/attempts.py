@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from jupyter_distrib.server.growth import Growth
 from jupyter_distrib.server.restart_policy import Restart, RestartPolicy
-from jupyter_distrib.server.worker_group import PendingCell, Tell
+from jupyter_distrib.server.worker_group import Emit, PendingCell
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.descriptors import Descriptors
@@ -26,7 +26,7 @@ class Attempts:
     Args:
         command: The command to execute.
         parcel: The descriptors of its inputs.
-        tell: Sends events of the run.
+        emit: Sends events of the run.
         execute: Executes a command on the worker group, now or when its ranks are ready; returns whether there is one.
         soon: Calls a function once all pending events are handled: the worker group repairs itself meanwhile.
         on_over: Called with the run's id when the last attempt has ended.
@@ -37,16 +37,16 @@ class Attempts:
         self,
         command: m.Execute,
         parcel: Descriptors,
-        tell: Tell,
+        emit: Emit,
         *,
-        execute: Callable[[m.Execute, Descriptors, Tell], bool],
+        execute: Callable[[m.Execute, Descriptors, Emit], bool],
         soon: Callable[[Callable[[], None]], None],
         on_over: Callable[[str], object],
         growth: Growth | None = None,
     ) -> None:
         self.command = command
         self._parcel = Descriptors(parcel.take())
-        self._tell, self._execute, self._soon, self._on_over = tell, execute, soon, on_over
+        self._emit, self._execute, self._soon, self._on_over = emit, execute, soon, on_over
         self._policy = RestartPolicy(
             command.max_restarts, on_error=command.restart_on_error, filename=command.cell.filename
         )
@@ -67,7 +67,7 @@ class Attempts:
             self._growth.begin(len(command.ranks))
         if not self._stopped and self._execute(command, copies, self.send):
             return
-        pending = PendingCell(command=command, descriptors=copies, tell=self.send)
+        pending = PendingCell(command=command, descriptors=copies, emit=self.send)
         pending.cancel() if self._stopped else pending.fail("the run cannot go on: its ranks were ended.")
 
     def stop(self) -> None:
@@ -88,7 +88,7 @@ class Attempts:
             self.command = replace(self.command, ranks=event.ranks)
         self._began = self._began or isinstance(event, m.Started | m.Returned | m.Failed)
         if not isinstance(event, m.Ended):
-            return self._tell(event, fds)
+            return self._emit(event, fds)
         if not self._began and len(self._parcel) > self.command.inputs.memories:
             self._policy.stop()  # part of the content may not have come from the notebook
         if (growth := self._growth) is not None and growth.ending and self._policy.is_cut:
@@ -99,10 +99,10 @@ class Attempts:
         if growth is not None:
             growth.close()
         if decision.reason:
-            self._tell(m.Noted(run=self.command.run, rank=None, text=decision.reason), ())
+            self._emit(m.Noted(run=self.command.run, rank=None, text=decision.reason), ())
         self._parcel.close()
         self._on_over(self.command.run)
-        self._tell(event, fds)
+        self._emit(event, fds)
 
     def _grow(self, growth: Growth) -> None:
         """Start the next attempt with as many ranks as there is room for."""
@@ -122,7 +122,7 @@ class Attempts:
             nodes=nodes,
             at_s=time.monotonic(),
         )
-        self._tell(restarted, ())
+        self._emit(restarted, ())
         self._soon(self.start)
 
     def _time_left_s(self) -> float | None:

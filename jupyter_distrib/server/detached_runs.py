@@ -20,27 +20,27 @@ from jupyter_distrib.wire import messages as m
 KEEP_S = 24 * 3600
 """Seconds for which the record of a run that has ended stays."""
 KEPT_READ = 20
-"""Number of such records that stay of runs that a kernel has followed to the end; the newest ones."""
+"""Number of such records to keep, the newest ones, of runs that a kernel has followed to the end."""
 KEPT_READ_BYTES = 1 << 30
-"""Size of the values in such records above which the oldest are removed; the newest record stays."""
+"""Maximum size of the values in such records: above it the oldest are removed; the newest record stays."""
 
 _WORST = ("lost", "failed", "interrupted", "done")
-"""The ways in which a rank can end, the worst first: a run ends in the worst way of its ranks."""
+"""The ways in which a rank can end, worst first: a run's outcome is the worst of its ranks'."""
 
-Tell = Callable[[Client[Any], m.Event, tuple[int, ...]], None]
+Send = Callable[[Client[Any], m.Event, tuple[int, ...]], None]
 
 
 class DetachedRuns:
     """The detached runs of one agent, by name, the newest last.
 
     Args:
-        tell: Sends an event to a kernel.
+        send: Sends an event to a kernel.
         directory: The folder in which the runs are listed for all kernels of this user.
         server: The name of this process in that list.
     """
 
-    def __init__(self, tell: Tell, directory: Path, server: str) -> None:
-        self._tell, self._directory, self._server = tell, directory, server
+    def __init__(self, send: Send, directory: Path, server: str) -> None:
+        self._send, self._directory, self._server = send, directory, server
         self._journals: dict[str, Journal] = {}
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class DetachedRuns:
         folders: list[str] = []
         outcome = Outcome()
 
-        def tell(event: m.Event, fds: tuple[int, ...]) -> None:
+        def emit(event: m.Event, fds: tuple[int, ...]) -> None:
             journal.add(event, fds)
             outcome.follow(event)
             if isinstance(event, m.Saving) and event.folder not in folders:
@@ -89,9 +89,9 @@ class DetachedRuns:
                 last_seen.write(replace(seen, checkpoints=folders, ended=True))
                 self._prune_read()
             for listener in list(journal.listeners):
-                self._tell(listener, event, fds)
+                self._send(listener, event, fds)
 
-        return tell
+        return emit
 
     def touch(self) -> None:
         """Record that each running run was alive just now."""
@@ -107,12 +107,12 @@ class DetachedRuns:
         if len(matches) != 1:
             known = ", ".join(self._journals) or "none"
             reason = f"there is no detached run {run!r} here." if run else "there is no detached run here."
-            return self._tell(client, m.NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."), ())
+            return self._send(client, m.NotAttached(run=command.run, reason=f"{reason} Detached runs: {known}."), ())
         journal = self._journals[matches[0]]
         followed = any(each is not client for each in journal.listeners)
-        self._tell(client, journal.attached(followed=followed), ())
+        self._send(client, journal.attached(followed=followed), ())
         for event, descriptors in journal.entries():
-            self._tell(client, event, tuple(descriptors))
+            self._send(client, event, tuple(descriptors))
         if not journal.ended and client not in journal.listeners:
             journal.listeners.append(client)
 
@@ -142,7 +142,7 @@ class DetachedRuns:
         last_seen.remove(run)
 
     def _newest(self, client: Client[Any]) -> str:
-        """Return the newest run of the client's notebook, else of any; empty if there is none."""
+        """Return the newest run of the client's notebook, or else of any notebook; empty if there is none."""
         assert client.hello is not None
         notebook, newest_first = client.hello.notebook, [*reversed(self._journals)]
         return next(
@@ -152,7 +152,7 @@ class DetachedRuns:
 
 
 class Outcome:
-    """The outcome of one run, so far: the fold of the few events that matter for that."""
+    """The outcome of one run so far, from the few events that matter for it."""
 
     def __init__(self) -> None:
         self.error = ""
@@ -174,7 +174,7 @@ class Outcome:
         return last
 
     def follow(self, event: m.Event) -> None:
-        """Take account of an event; a restart makes earlier failures void."""
+        """Handle an event; a restart cancels earlier failures."""
         match event:
             case m.Measured():
                 self._metrics[event.rank] = {**self._metrics.get(event.rank, {}), **event.values}

@@ -1,5 +1,5 @@
-"""Explains why a run makes no progress: which ranks wait for which, from what is known of each rank. Runs in the agent,
-or for ranks of several nodes in the coordinator; pure.
+"""Explains why a run makes no progress: which ranks wait for which, by the last sighting of each rank. Runs in the
+agent, or for ranks of several nodes in the coordinator; pure.
 
     looks, one per rank --> diagnose()  -->  Diagnosis: a few sentences, and a place for each rank
 
@@ -19,7 +19,7 @@ from jupyter_distrib.wire import messages as m
 STALL_S = 5.0
 """Seconds of waiting in one place after which a stall is reported."""
 ALL_THERE_S = 30.0
-"""Seconds of waiting, likewise, if every rank has come and only the data is under way."""
+"""The same if every rank has arrived and only the data is on its way."""
 LOCKED_S = 10.0
 """Seconds after which a silent and idle rank is reported though nobody waits for it."""
 _LOADER = "(dataloader.py)"
@@ -28,7 +28,7 @@ _IDLE_S = 3.0
 _SAME_TENSORS = ("all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter")
 """Collectives to which every rank must give tensors of one shape and type."""
 _PAIRWISE = ("recv", "send", "recv_object_list", "send_object_list", "wait")
-"""Operations in which only some ranks take part, and whose other rank is unknown."""
+"""Operations between some of the ranks, where it is unknown which other rank takes part."""
 _RENDEZVOUS = ("init_process_group", "new_group", "init_device_mesh", "barrier", "monitored_barrier")
 """Operations without a number in which every rank takes part."""
 _RANK_WORDS = ("rank", "main_process", "is_master", "is_zero", "is_primary")
@@ -39,9 +39,9 @@ class Diagnosis:
     text: str
     places: tuple[m.RankPlace, ...]
     waited_s: float
-    """Seconds that the longest wait of a rank has taken; 0 if none waits."""
+    """Duration in seconds of the longest wait; 0 if no rank waits."""
     hopeless_s: float = 0.0
-    """Seconds of the longest wait that cannot end, because a rank that it needs has left the cell."""
+    """Duration in seconds of the longest wait that cannot end, because a rank it needs has left the cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,8 @@ def _at(look: m.RankSighting) -> int | None:
 
 
 def _place(look: m.RankSighting) -> str:
-    """Return the rank's line in words: `line 12`, or that of the program that the cell runs; empty if unknown."""
+    """Return the rank's line in words: `line 12` of the cell, or a line of the program that the cell runs; empty if
+    unknown."""
     if look.state == "running" and look.seen is not None and look.seen.program:
         return look.seen.program
     line = _at(look)
@@ -162,8 +163,8 @@ class _Scene:
         return waiting and len({wait.meeting for wait in self.waits.values()}) > 1
 
     def is_hopeless(self, rank: int) -> bool:
-        """Return whether a rank waits in an operation that needs one which has left the cell: in a collective or a
-        rendezvous any of its ranks; in an operation between two, or on the store, all others."""
+        """Return whether a rank waits in vain because other ranks have left the cell: one is enough in a collective or
+        a rendezvous; in an operation between two ranks, or on the store, it takes all of the others."""
         wait = self.waits[rank]
         others = [self.by_rank[each] for each in wait.ranks or self.by_rank if each != rank and each in self.by_rank]
         left = [other.state == "left" for other in others]
@@ -321,7 +322,7 @@ def _has_been(look: m.RankSighting, wait: _Wait) -> bool:
 
 
 def _condition(line: int | None, source: str) -> str:
-    """Return the innermost `if` around this line that asks for the rank: `if rank == 0`."""
+    """Return the innermost `if` around this line that tests the rank: `if rank == 0`."""
     if line is None or not source:
         return ""
     try:

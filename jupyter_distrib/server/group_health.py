@@ -19,7 +19,7 @@ class GroupHealth:
     clean: bool = True
     """Whether every rank reached the end of the cell without being stopped."""
     sequences: set[int] = field(default_factory=set)
-    """The numbers of collectives that ranks have called: more than one value if ranks are out of step."""
+    """The numbers of collectives that ranks have called; different numbers mean that ranks are out of step."""
 
     @property
     def fit(self) -> bool:
@@ -27,14 +27,14 @@ class GroupHealth:
         return self.clean and len(self.sequences) <= 1
 
 
-class DrainReports:
+class ProgressReports:
     """The reports of one run."""
 
     def __init__(self) -> None:
         self.awaited: set[int] = set()
         """Ranks (in an agent) or nodes (in the coordinator) that have not reported yet."""
         self.all_finished = True
-        """Whether the devices of all ranks that have reported were finished."""
+        """Whether the devices of all ranks that have reported had finished their work."""
         self.sequences: set[int] = set()
 
     def expect(self, source: int) -> None:

@@ -21,7 +21,7 @@ YOUNG_PART = 0.1
 YOUNG_S = 5.0
 """... and for at least these seconds: that much work is computed again."""
 LOOKS = 20
-"""Number of looks for room within `--grow-after`, once it is over."""
+"""Maximum number of checks for room in a span of `--grow-after`; they begin once that time has passed."""
 
 
 class Growing(Protocol):
@@ -42,13 +42,13 @@ class Growing(Protocol):
 
 
 class Growth:
-    """The changes of one run to more ranks.
+    """Restarts one run with more ranks when there is room.
 
     Args:
         command: The command of the first attempt.
         group: The worker group of the run.
         later: Calls a function after some seconds.
-        tell: Sends a sentence about the run.
+        note: Sends a sentence about the run.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class Growth:
         group: Growing,
         *,
         later: Callable[[float, Callable[[], None]], Timer],
-        tell: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
-        self._group, self._later, self._tell = group, later, tell
+        self._group, self._later, self._note = group, later, note
         self._most, self._unit, self._after_s = command.most_ranks, command.rank_unit, command.grow_after_s
         self.room = 0
-        """Number of ranks that there is room for, if it is more than the run has; else 0."""
+        """Number of ranks that there is room for, if that is more than the run has; else 0."""
         self.ending = False
         """Whether the ranks are being ended, so that more can begin."""
         self._ranks = 0
         self._changed_s = time.monotonic()
         self._saved_s: float | None = None
         self._looked_s = float("-inf")
-        self._asking = self._over = self._has_told = False
+        self._asking = self._over = self._has_noted = False
         self._timer: Timer | None = None
 
     def begin(self, ranks: int) -> None:
@@ -96,7 +96,7 @@ class Growth:
                 self.close()
 
     def close(self) -> None:
-        """Look for no more room in this attempt."""
+        """Stop looking for room in this attempt."""
         self._over, self.ending = True, False
         self._cancel()
         self._drop()
@@ -117,9 +117,9 @@ class Growth:
 
     def _due(self) -> None:
         self._timer = None
-        if self._saved_s is None and not self._has_told:
-            self._has_told = True
-            self._tell(
+        if self._saved_s is None and not self._has_noted:
+            self._has_noted = True
+            self._note(
                 f"cannot grow from {self._ranks} to {self._most} ranks so far: the cell has made no checkpoint with "
                 "jupyter_distrib.save in a folder from which it resumes with jupyter_distrib.resume"
             )

@@ -23,12 +23,12 @@ MAX_ENTRIES = 5000
 MAX_DISPLAY_BYTES = 64 << 20
 """Bytes of displays above which the oldest are left out."""
 NEWEST = 100
-"""Number of notes, and of one rank's displays and loops, that are kept: more are not shown."""
+"""Maximum number of notes to keep, and of displays and loops for each rank: more are not shown."""
 Entry: TypeAlias = tuple[m.Event, Descriptors]
 
 
 class Journal:
-    """A detached run's events in order, with the shared memory that its values lie in."""
+    """A detached run's events in order, with the shared memory that holds its values."""
 
     def __init__(
         self, command: m.Execute, workers: tuple[m.WorkerInfo, ...], world_size: int, *, gpus: bool, notebook: str
@@ -52,7 +52,7 @@ class Journal:
         """The kernels that follow it."""
         self.ended_s = 0.0
         self.is_read = False
-        """Whether a kernel has followed it to its end, and has the values."""
+        """Whether a kernel has followed it to the end and received the values."""
         self.value_bytes = 0
         """Size of the shared memory of its values."""
         self._display_bytes = 0
@@ -140,7 +140,7 @@ class _Choice:
         """Number of lines left out, by rank and stream."""
         self._counts: Counter[Hashable] = Counter()
         self._peaks: dict[int, m.Sampled] = {}
-        """The one sample of each rank that is worth keeping."""
+        """The sample with each rank's highest usage, the only one that is kept."""
         for event, _ in entries:
             if isinstance(event, m.Sampled) and (
                 event.rank not in self._peaks or _use(event) > _use(self._peaks[event.rank])

@@ -14,7 +14,7 @@ from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import encode, peer_uid
 
 BACKLOG = 64
-"""Kernels that may wait to be accepted."""
+"""Maximum number of kernels that wait to be accepted."""
 
 
 class Listener:
@@ -43,7 +43,7 @@ class Listener:
         try:
             sock, _ = self._sock.accept()
         except OSError as error:
-            if open_files.told(error):
+            if open_files.advice_on(error):
                 self._turn_away()
             return None
         if peer_uid(sock) not in (None, os.getuid()):

@@ -35,7 +35,7 @@ class NoRestart:
     """The decision that the run has ended."""
 
     reason: str = ""
-    """A sentence on why it is not restarted, if a restart was requested and could be expected."""
+    """A sentence on why it is not restarted, if the user has asked for restarts and might expect one."""
 
 
 Decision: TypeAlias = Restart | NoRestart
@@ -48,7 +48,7 @@ class _Attempt:
     lost: m.Exited | None = None
     """The first rank that was lost."""
     failed: m.Failed | None = None
-    """The first rank that raised; or the first whose device was broken by it, if there is one."""
+    """The first failure of a rank; if any failure has broken a device, the first of these."""
     cut: bool = False
     """Whether a rank has not come to the end of the cell."""
     steps: dict[str, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class RestartPolicy:
     Args:
         max_restarts: Maximum number of restarts.
         on_error: Whether an exception in the user's code also causes a restart.
-        filename: Name of the cell, whose lines are told.
+        filename: Name of the cell, whose line numbers are reported.
     """
 
     def __init__(self, max_restarts: int, *, on_error: bool, filename: str) -> None:

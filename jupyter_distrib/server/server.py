@@ -26,7 +26,7 @@ from jupyter_distrib.server.attempts import Attempts
 from jupyter_distrib.server.detached_runs import DetachedRuns
 from jupyter_distrib.server.growth import Growth
 from jupyter_distrib.server.listener import Listener, SocketName
-from jupyter_distrib.server.worker_group import Client, G, Tell
+from jupyter_distrib.server.worker_group import Client, Emit, G
 from jupyter_distrib.system import confinement, last_seen, open_files, process_environment
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import endings
@@ -35,7 +35,7 @@ from jupyter_distrib.wire.descriptors import Descriptors
 from jupyter_distrib.wire.link import Link, LinkError, encode
 
 IDLE_S = float(os.environ.get("JUPYTER_DISTRIB_IDLE_S", "600"))
-"""Seconds for which an idle server stays, so that the next kernel starts at once."""
+"""Seconds for which an idle server keeps running, so that the next kernel starts at once."""
 GATHER_S = 0.003
 """Seconds to wait after a cell's start or end on one rank: those of other ranks, and the run's end, travel with it."""
 
@@ -65,7 +65,7 @@ class Service(Protocol[G]):
     def before_cell(self) -> None:
         """Process everything that has happened to the ranks so far, before a cell is sent to them."""
 
-    def answer(self, tell: Callable[[m.ServerStatus], None]) -> None:
+    def answer(self, answered: Callable[[m.ServerStatus], None]) -> None:
         """Report the status soon; the server adds its process and its worker groups."""
 
     def free_memory(self) -> None:
@@ -289,33 +289,33 @@ class Server(Generic[G]):
             return
         client.began_at_s[group.name] = time.time()
         frame = client.link.frame
-        tell: Tell = lambda event, out: self.send(client, event, out)  # noqa: E731
+        emit: Emit = lambda event, out: self.send(client, event, out)  # noqa: E731
         if command.detached:
             size = group.command.world_size or group.command.size
             gpus = group.command.gpus
-            tell, frame = self._detached.start_record(client, command, group.infos(), size, gpus=gpus), b""
+            emit, frame = self._detached.start_record(client, command, group.infos(), size, gpus=gpus), b""
             self._touch_later()
         if (command.max_restarts or command.most_ranks) and not command.run_size:
-            self._attempt(group, command, descriptors, tell)
+            self._attempt(group, command, descriptors, emit)
         else:
-            group.execute(command, descriptors, tell, frame)
+            group.execute(command, descriptors, emit, frame)
 
-    def _attempt(self, group: G, command: m.Execute, descriptors: Descriptors, tell: Tell) -> None:
+    def _attempt(self, group: G, command: m.Execute, descriptors: Descriptors, emit: Emit) -> None:
         """Execute a cell that is restarted when a rank is lost, or when there is room for more ranks."""
 
-        def execute(command: m.Execute, descriptors: Descriptors, tell: Tell) -> bool:
+        def execute(command: m.Execute, descriptors: Descriptors, emit: Emit) -> bool:
             if not group.closed:
-                group.execute(command, descriptors, tell)
+                group.execute(command, descriptors, emit)
             return not group.closed
 
         def say(text: str) -> None:
-            tell(m.Noted(run=command.run, rank=None, text=text), ())
+            emit(m.Noted(run=command.run, rank=None, text=text), ())
 
-        growth = Growth(command, group, later=self.loop.later, tell=say) if command.most_ranks else None
+        growth = Growth(command, group, later=self.loop.later, note=say) if command.most_ranks else None
         attempts = Attempts(
             command,
             descriptors,
-            tell,
+            emit,
             execute=execute,
             soon=self.loop.soon,
             on_over=self._attempts.pop,
@@ -399,7 +399,7 @@ class Server(Generic[G]):
             self._seen_timer = self.loop.later(last_seen.EVERY_S, self._touch)
 
     def _touch(self) -> None:
-        """Record that detached runs are alive, as long as there are any."""
+        """Record that detached runs are alive, now and regularly as long as there are any."""
         self._seen_timer = None
         self._detached.touch()
         if self._detached.going_on:

@@ -16,12 +16,12 @@ class Stalls:
     """The stalls of one run.
 
     Args:
-        tell: Takes the events.
+        emit: Takes the events.
         stop: Stops the run, after `--hang-timeout`.
     """
 
-    def __init__(self, command: m.Execute, *, tell: Callable[[m.RunEvent], None], stop: Callable[[], None]) -> None:
-        self._command, self._tell, self._stop = command, tell, stop
+    def __init__(self, command: m.Execute, *, emit: Callable[[m.RunEvent], None], stop: Callable[[], None]) -> None:
+        self._command, self._emit, self._stop = command, emit, stop
         self._last = Diagnosis(text="", places=(), waited_s=0.0)
         self.limit_s = command.hang_timeout_s
         """Seconds of a stall after which the run is stopped; None: only if it cannot end."""
@@ -34,11 +34,11 @@ class Stalls:
         diagnosis = diagnose(looks, source=self._command.cell.source)
         if diagnosis is None:
             if self._last.text:
-                self._tell(m.Moved(run=run, at_s=now_s))
+                self._emit(m.Moved(run=run, at_s=now_s))
             self._last = Diagnosis(text="", places=(), waited_s=0.0)
             return
         if (diagnosis.text, diagnosis.places) != (self._last.text, self._last.places):
-            self._tell(m.Stalled(run=run, text=diagnosis.text, places=diagnosis.places, at_s=now_s))
+            self._emit(m.Stalled(run=run, text=diagnosis.text, places=diagnosis.places, at_s=now_s))
         self._last = diagnosis
         if any(look.seen is not None and look.seen.in_debugger for look in looks):
             self._debugged_s = now_s
@@ -49,5 +49,5 @@ class Stalls:
         )
         if min(waited_s, now_s - self._debugged_s) >= limit_s:
             told_s = HOPELESS_S if left else self._command.hang_timeout_s or waited_s
-            self._tell(m.TimedOut(run=run, limit_s=told_s, stalled=True, left=left, at_s=now_s))
+            self._emit(m.TimedOut(run=run, limit_s=told_s, stalled=True, left=left, at_s=now_s))
             self._stop()

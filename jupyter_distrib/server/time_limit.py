@@ -31,7 +31,7 @@ class TimeLimit:
         """Ranks that are stopped in the debugger."""
         self._left_s = limit_s or 0.0
         self._since_s = 0.0
-        """Time since which the clock has been running."""
+        """Time at which the clock was last started."""
         self._turns = 0
         """Number of times that the clock was started."""
         self._go()
@@ -56,9 +56,9 @@ class TimeLimit:
         self._since_s = time.monotonic()
         self._turns += 1
         if self._limit_s is not None:
-            self._later(max(0.0, self._left_s), partial(self._look, self._turns))
+            self._later(max(0.0, self._left_s), partial(self._check, self._turns))
 
-    def _look(self, turn: int) -> None:
+    def _check(self, turn: int) -> None:
         if not self._stopped and turn == self._turns and self._limit_s is not None:
             limit_s, self._limit_s = self._limit_s, None
             self._on_over(limit_s)

@@ -14,7 +14,7 @@ from jupyter_distrib.wire.link import Link, LinkError, encode
 
 
 class WatchedLink:
-    """One end of a connected socket, watched by a loop until the other end is closed, or this one.
+    """One end of a connected socket, watched by a loop until either end is closed.
 
     Args:
         on_message: Takes each message; its descriptors are closed afterwards.
@@ -50,7 +50,7 @@ class WatchedLink:
             self._link.post(frame, fds)
             self._link.flush()
         except OSError as error:
-            if open_files.told(error):
+            if open_files.advice_on(error):
                 raise
             return
         if self._link.unsent:

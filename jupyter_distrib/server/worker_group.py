@@ -1,4 +1,4 @@
-"""A worker group from the view of the process that serves it: the ranks that one kernel has asked for."""
+"""A worker group, as the process that serves it sees it: the ranks that one kernel has asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jupyter_distrib.wire.link import Link
 
 S = TypeVar("S", bound=Enum)
 T = TypeVar("T", bound=Enum)
-Tell = Callable[[m.Event, tuple[int, ...]], None]
+Emit = Callable[[m.Event, tuple[int, ...]], None]
 
 
 class StateMachine(Generic[S, T]):
@@ -45,7 +45,7 @@ class PendingCell:
 
     command: m.Execute
     descriptors: Descriptors
-    tell: Tell
+    emit: Emit
 
     def cancel(self) -> None:
         """Report that the cell was stopped before it began."""
@@ -65,13 +65,13 @@ class PendingCell:
         """Return the cell for fewer ranks, on this many nodes, and report the reduction."""
         command = replace(self.command, ranks=tuple(range(ranks)))
         reduced = m.RanksReduced(run=command.run, ranks=command.ranks, cause=cause, nodes=nodes, at_s=time.monotonic())
-        self.tell(reduced, ())
+        self.emit(reduced, ())
         return replace(self, command=command)
 
     def _end(self, events: Sequence[m.RunEvent]) -> None:
         self.descriptors.close()
         for event in events:
-            self.tell(event, ())
+            self.emit(event, ())
 
 
 class RunOfGroup(Protocol):
@@ -126,7 +126,7 @@ class ServedWorkerGroup(Protocol):
     def infos(self) -> tuple[m.WorkerInfo, ...]:
         """Describe the ranks, in their order."""
 
-    def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+    def execute(self, command: m.Execute, descriptors: Descriptors, emit: Emit, frame: bytes = b"") -> None:
         """Execute a cell, now or when its ranks are ready; `frame` is the command as it came."""
 
     def stop(self, *, force: bool = False) -> None:
@@ -151,11 +151,11 @@ class WorkerGroupState(Generic[R]):
 
     Args:
         command: The command that asked for the worker group.
-        tell: Sends an event to the kernel.
+        emit: Sends an event to the kernel.
     """
 
-    def __init__(self, command: m.OpenWorkerGroup, tell: Tell) -> None:
-        self.command, self.tell = command, tell
+    def __init__(self, command: m.OpenWorkerGroup, emit: Emit) -> None:
+        self.command, self.emit = command, emit
         self.kept: dict[str, float] = {}
         self.run: R | None = None
         self.pending: PendingCell | None = None

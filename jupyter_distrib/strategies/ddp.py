@@ -31,7 +31,7 @@ SHARD_EVAL = Option(
 NO_GUESS = Option(
     flag="--no-guess",
     metavar="NAME,...",
-    meaning="do without these guesses about the cell, which docs/strategies.md lists: divided-data, first-device, ...",
+    meaning="turn off these guesses about the cell (listed in docs/strategies.md): divided-data, first-device, ...",
     read=heuristics.parse_names,
     synonyms=("guess", "guesses"),
 )

@@ -123,14 +123,14 @@ class Companion:
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._groups = pid, control_groups.memberships()
+        self._pid, self._groups = pid, control_groups.membership_text()
         self._counts = is_here(pid)
         self._is_away = False
 
     def is_here(self, *, surely: bool = False) -> bool:
         """Return whether it is still confined like this process. Reads one small file, unless this process was moved or
         `surely` requires more."""
-        groups = control_groups.memberships()
+        groups = control_groups.membership_text()
         if self._counts and (surely or self._is_away or groups != self._groups):
             self._is_away = not is_here(self._pid)
             if not self._is_away:

@@ -100,7 +100,7 @@ def where() -> str:
     return ", ".join(filter(None, [platform.node(), here.container, here.job, group]))
 
 
-def told() -> str:
+def describe() -> str:
     """Return the machine of this process and its confinement, with the limits."""
     return f"{platform.node()}: {ConfinementReport.of()}"
 

@@ -105,11 +105,22 @@ def folders(controller: str, proc: Path = _PROC, mount: Path = _MOUNT, pid: int 
 def memberships(proc: Path = _PROC, pid: int | str = _OWN) -> list[tuple[str, str]]:
     """Return the groups of a process: the names of a hierarchy's controllers, empty for version 2, and the path of the
     group in it. Empty if the system does not tell; lines of another form are skipped."""
-    text = ""
-    with suppress(OSError):
-        text = (proc / str(pid) / "cgroup").read_bytes().decode("utf-8", "surrogateescape")
+    text = membership_text(f"{proc}/{pid}/cgroup").decode("utf-8", "surrogateescape")
     lines = [line.split(":", 2) for line in text.split("\n")]  # any other separator may be in a name
     return [(parts[1], parts[2]) for parts in lines if len(parts) == 3]
+
+
+def membership_text(path: str = "/proc/self/cgroup") -> bytes:
+    """Return the system's text on the groups of a process; empty if it does not tell. Every cell asks for it."""
+    text = b""
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while more := os.read(file, 65_536):
+                text += more
+        finally:
+            os.close(file)
+    return text
 
 
 def folder_of(controller: str, path: str, mount: Path = _MOUNT) -> Path | None:

@@ -61,7 +61,7 @@ def read(fd: int) -> tuple[str, str]:
     return loading.rstrip(b"\0").decode("utf-8", "ignore"), cause.rstrip(b"\0").decode("utf-8", "ignore")
 
 
-def tell_place_on_signal(fd: int) -> None:
+def write_place_on_signal(fd: int) -> None:
     """Install a signal handler that makes the rank write its place. Called once, in the rank."""
     if PLACE_SIGNAL is not None:
         faulthandler.register(PLACE_SIGNAL, file=fd, all_threads=False)

@@ -24,7 +24,7 @@ HEAR_S = 0.2
 AGAIN_S = 0.01
 
 
-def take(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
+def get(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
     """Call `box.get(timeout=timeout_s)`."""
     for turn_s in _turns(timeout_s):
         try:

@@ -29,13 +29,14 @@ def exec_agent(
     env: dict[str, str],
     python: str = sys.executable,
     *,
-    told: str = "",
+    stdin_text: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start a module that serves on a socket at `path`, which accepts connections at once.
 
     The process inherits the bound socket, and is in a session of its own, so that signals for its parent do not reach
     it. Its files are for this user alone. The first of `arguments` is the module; the others follow the socket's
-    descriptor on its command line. It reads `told` from its standard input, since command lines are visible to all.
+    descriptor on its command line. It reads `stdin_text` from its standard input, since command lines are visible to
+    all.
     """
     module, *rest = arguments
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -45,7 +46,7 @@ def exec_agent(
         process = subprocess.Popen(
             [python, "-P", "-m", module, str(fd), *rest],  # -P: no modules of the folder /
             pass_fds=[fd],
-            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if stdin_text else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -55,7 +56,7 @@ def exec_agent(
         )
     if process.stdin is not None:
         with suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(told.encode())
+            pipe.write(stdin_text.encode())
     return process
 
 

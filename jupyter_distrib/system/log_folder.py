@@ -61,7 +61,7 @@ class LogFolder:
         self._new_runs = 0
         """Number of runs to which this process has given a folder since the last check."""
         self._notice = ""
-        self._told = False
+        self._has_noted = False
 
     def make(self, run: Path) -> None:
         """Make the folder of a run if it is missing. Raises `OSError`."""
@@ -120,8 +120,8 @@ class LogFolder:
                 total -= run.size_bytes
                 removed += is_too_much and not is_surplus
         self._room = max(0, min(most - total, max(self._part_bytes, more_bytes)))
-        if removed and not self._told:
-            self._told = True
+        if removed and not self._has_noted:
+            self._has_noted = True
             runs_said = "the oldest run" if removed == 1 else f"the {removed} oldest runs"
             self._notice = f"the logs of {runs_said} were removed: {self.full}"
 

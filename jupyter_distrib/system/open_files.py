@@ -34,24 +34,24 @@ def has_room(count: int) -> bool:
         return False
 
 
-def told(error: BaseException) -> str:
+def advice_on(error: BaseException) -> str:
     """Return the sentence of `advice` if the limit caused an error, even inside C code or another error; else ""."""
     return advice() if any(_is_of_limit(each) for each in _chain(error)) else ""
 
 
 def reason(error: BaseException) -> str:
     """Return why something failed, for use in a sentence: the limit, or the error's text."""
-    return told(error).rstrip(".") or str(error)
+    return advice_on(error).rstrip(".") or str(error)
 
 
 def typed_reason(error: BaseException) -> str:
     """Return the same with the type of any other error, for unexpected errors."""
-    return told(error).rstrip(".") or f"{type(error).__name__}: {error}"
+    return advice_on(error).rstrip(".") or f"{type(error).__name__}: {error}"
 
 
 def raise_if_full(error: OSError) -> None:
     """Raise a `PoolError` with the sentence in place of an error that the limit has caused."""
-    if limit := told(error):
+    if limit := advice_on(error):
         raise PoolError(limit) from error
 
 

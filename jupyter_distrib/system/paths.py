@@ -1,5 +1,5 @@
 """The folders of this user's sockets and logs. Each directory that this module makes has mode 0700 and is checked to
-belong to this user."""
+belong to this user. One that the user has made and chosen keeps its mode."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def runtime_directory() -> Path:
         return private(Path(base) / "jupyter_distrib")
     folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"  # noqa: S108 - what is made in it is private
     usual = Path(folder) / f"jupyter_distrib-{os.getuid()}"
-    if (beside := _kept_beside(usual)) is not None:
-        return beside
+    if (alternative := _kept_alternative(usual)) is not None:
+        return alternative
     try:
         return private(usual)
     except PoolError:
@@ -60,7 +60,7 @@ def _is_ours(folder: str) -> bool:
         return False
 
 
-def _kept_beside(usual: Path) -> Path | None:
+def _kept_alternative(usual: Path) -> Path | None:
     """Return the folder that was made beside the usual one; None if there is none, as after a reboot."""
     with suppress(OSError, PoolError, DamagedFile):
         name = record_file.text_of(_name_file(usual), 100)
@@ -76,12 +76,12 @@ def _name_file(usual: Path) -> Path:
     return state_directory() / f"runtime_folder-{zlib.crc32(str(usual).encode()):08x}"
 
 
-def _made_beside(usual: Path) -> Path:
+def _new_alternative(usual: Path) -> Path:
     """Make a folder beside the usual one, with an unpredictable name; only one, however many processes ask."""
     try:
         with opened(state_directory() / "runtime_folder.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if (kept := _kept_beside(usual)) is not None:
+            if (kept := _kept_alternative(usual)) is not None:
                 return kept
             folder = private(usual.with_name(f"{usual.name}-{os.urandom(4).hex()}"))
             write_whole(_name_file(usual), folder.name)

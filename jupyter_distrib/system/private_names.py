@@ -44,7 +44,7 @@ def check(library: Library) -> None:
     """Raise a readable error if a loaded module lacks a required name.
 
     Raises:
-        MissingNameError: The message names what is missing, the version that lacks it, and those that have it.
+        MissingNameError: The message names what is missing, the version that lacks it, and the versions that have it.
     """
     missing = [
         f"{where}.{name}".replace(":", ".")

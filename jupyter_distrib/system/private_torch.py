@@ -146,7 +146,7 @@ def saved_divisor(node: Any) -> Any:
 
 
 def summed_sizes(node: Any) -> tuple[int, ...] | None:
-    """Return the shape of what a sum has added up; relies on `_saved_self_sym_sizes`."""
+    """Return the shape of what a sum has added up, or an index has selected from; relies on `_saved_self_sym_sizes`."""
     sizes = getattr(node, "_saved_self_sym_sizes", None)
     return None if sizes is None else tuple(map(int, sizes))
 

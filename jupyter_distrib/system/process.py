@@ -126,7 +126,7 @@ def gather_memory() -> None:
             _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_COLLAPSE)
 
 
-def take_streams(stdout_fd: int, stderr_fd: int) -> None:
+def redirect_streams(stdout_fd: int, stderr_fd: int) -> None:
     """Use the two descriptors as this process's standard output and error, for Python, C and children alike."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

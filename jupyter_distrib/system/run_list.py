@@ -67,10 +67,10 @@ def remove(directory: Path, run: str) -> None:
 
 def listed(directory: Path) -> list[ListedRun]:
     """Return the runs whose holder is alive, oldest first; entries of dead holders are removed."""
-    return look(directory)[0]
+    return scan(directory)[0]
 
 
-def look(directory: Path) -> tuple[list[ListedRun], list[Path]]:
+def scan(directory: Path) -> tuple[list[ListedRun], list[Path]]:
     """Return the runs whose holder is alive, oldest first, and the entries that are damaged; those of dead holders are
     removed. Raises `OSError`."""
     runs, damaged = [], []

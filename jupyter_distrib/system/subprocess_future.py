@@ -30,7 +30,9 @@ def subprocess_future(make: Callable[[], T], *fds: int) -> Future[T]:
             os._exit(0)
     os.close(writing)
     made: Future[T] = Future()
-    threading.Thread(target=_take, args=(reading, pid, make, made), name="jupyter_distrib-make", daemon=True).start()
+    threading.Thread(
+        target=_receive_outcome, args=(reading, pid, make, made), name="jupyter_distrib-make", daemon=True
+    ).start()
     return made
 
 
@@ -41,7 +43,7 @@ def _outcome(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def _take(fd: int, pid: int, make: Callable[[], T], made: Future[T]) -> None:
+def _receive_outcome(fd: int, pid: int, make: Callable[[], T], made: Future[T]) -> None:
     with open(fd, "rb") as file:
         content = file.read()
     os.waitpid(pid, 0)

@@ -1,5 +1,6 @@
 """Begins a line of its own in a terminal, where nobody can tell whether the last one has ended: programs and their
-threads print parts of lines, and terminals show what is typed. Standard library only."""
+threads print parts of lines, and terminals show what is typed. Writes what a stream cannot encode as escapes. Standard
+library only."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class PoolClient:
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._parcels: dict[tuple[str, int], tuple[Parcel, Descriptors]] = {}
         self._runs = self._groups = 0
-        self.node: Node = pool.connect(self._hello(), self._take, self.lost.append)
+        self.node: Node = pool.connect(self._hello(), self._on_event, self.lost.append)
         self.wait(Welcomed)
 
     def _hello(self) -> Hello:
@@ -96,7 +96,7 @@ class PoolClient:
             cloudpickle="",
         )
 
-    def _take(self, event: Event, descriptors: Descriptors) -> None:
+    def _on_event(self, event: Event, descriptors: Descriptors) -> None:
         if isinstance(event, Returned) and event.value is not None:
             self._parcels[event.run, event.rank] = event.value, descriptors
         else:

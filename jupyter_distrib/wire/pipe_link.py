@@ -167,11 +167,11 @@ class PipeLink:
                 with pipes.read_lock:
                     frame = self._receive_from(pipes)
                     message = decode_frame(frame)[0]
-                    tell = is_counted(message) and self._heard.add(len(frame))
+                    is_due = is_counted(message) and self._heard.add(len(frame))
             except (EOFError, OSError) as error:
                 self._ended(pipes, closed=isinstance(error, EOFError))
                 continue
-            if tell:
+            if is_due:
                 self.send_alive()
             if isinstance(message, m.RelayAlive):
                 with self._changed:
@@ -228,7 +228,7 @@ class PipeLink:
             with self._changed:
                 self._break()
 
-    def take_up(self, reading: int, writing: int, heard: int) -> bool:
+    def resume(self, reading: int, writing: int, heard: int) -> bool:
         """Continue with other pipes.
 
         Args:

@@ -56,13 +56,13 @@ class HeardMessages:
 
     def __init__(self, count: int = 0) -> None:
         self.count = count
-        self._untold_bytes = 0
+        self._unconfirmed_bytes = 0
 
     def add(self, size_bytes: int) -> bool:
         """Count one message; return whether it is time to tell the other end."""
         self.count += 1
-        self._untold_bytes += size_bytes
-        if self._untold_bytes < ACKNOWLEDGE_BYTES:
+        self._unconfirmed_bytes += size_bytes
+        if self._unconfirmed_bytes < ACKNOWLEDGE_BYTES:
             return False
-        self._untold_bytes = 0
+        self._unconfirmed_bytes = 0
         return True

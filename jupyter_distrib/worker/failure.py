@@ -50,7 +50,7 @@ _OUT_OF_MEMORY = (
 _NO_LOOP = (
     "A cell runs in an event loop only if it awaits something: `await` the task in this cell, or call asyncio.run()."
 )
-_NO_FILE = "A cell is not a file: run the script with %distributed_run, or with %run in the cell."
+_NO_FILE = "A cell has no file path: run the script with %distributed_run, or with %run in the cell."
 _NO_PACKAGE = (
     "Only a module of a package can import relatively: run a script as %distributed_run -m package.module (or python "
     "-m package.module, if it has distributed functions), from the folder of the package, or name the package in the "
@@ -227,7 +227,7 @@ def _too_many_processes(error: BaseException, text: str) -> Iterator[str]:
 
 
 def _limit(error: BaseException, depth: int) -> Iterator[str]:
-    if depth == 0 and (note := open_files.told(error)):
+    if depth == 0 and (note := open_files.advice_on(error)):
         yield note
 
 

@@ -40,7 +40,7 @@ class NoSightings:
     def counts(self) -> Sequence[int]:
         return ()
 
-    def look(self) -> tuple[m.GroupSighting, ...]:
+    def inspect_groups(self) -> tuple[m.GroupSighting, ...]:
         return ()
 
 
@@ -68,7 +68,7 @@ class TensorFlow:
     def device(self, name: str) -> str:
         return name
 
-    def take_device(self) -> None:
+    def use_device(self) -> None:
         """Do nothing: a process sees only its own device."""
 
     def drain(self, limit_s: float) -> DeviceState:

@@ -10,7 +10,7 @@ import pytest
 from jupyter_distrib.agent.groups import repair as group_repair
 from jupyter_distrib.agent.groups.repair import GroupRepair
 from jupyter_distrib.agent.groups.store import RESET_LIMIT_S, GroupResets
-from jupyter_distrib.server.group_health import DrainReports, GroupHealth
+from jupyter_distrib.server.group_health import GroupHealth, ProgressReports
 from jupyter_distrib.wire import messages as m
 from tests.coordinator.test_worker_group import Later
 
@@ -58,12 +58,12 @@ class Stage:
             self.ranks,  # type: ignore[arg-type]
             store,  # type: ignore[arg-type]
             loop=self.loop,  # type: ignore[arg-type]
-            tell=lambda event, fds: self.told.append(event),
+            emit=lambda event, fds: self.told.append(event),
             on_ready=lambda: None,
         )
-        drains = DrainReports()
-        drains.expect(0)
-        drains.expect(1)
+        progress_reports = ProgressReports()
+        progress_reports.expect(0)
+        progress_reports.expect(1)
         command = SimpleNamespace(run="r", group="g")
         run = SimpleNamespace(
             command=command, drains=drains, health=GroupHealth(clean=False), cut_any=False, is_on_all=True
@@ -71,7 +71,7 @@ class Stage:
         self.repair.start(run)  # type: ignore[arg-type]
 
     def report(self, rank: int) -> None:
-        self.repair.on_report(m.DeviceDrained(run="r", rank=rank, finished=True, sequence=3), None)
+        self.repair.on_report(m.DeviceProgress(run="r", rank=rank, finished=True, sequence=3), None)
 
 
 def test_groups_are_made_anew_when_a_rank_does_not_report() -> None:
@@ -89,7 +89,7 @@ def test_the_coordinator_is_told_that_a_rank_has_not_reported() -> None:
     stage = Stage(spans_nodes=True)
     stage.report(0)
     stage.loop.pass_s(group_repair.REPORT_LIMIT_S)
-    assert stage.told == [m.NodeDrained(group="g", run="r", finished=False, sequences=(3,))]
+    assert stage.told == [m.NodeProgress(group="g", run="r", finished=False, sequences=(3,))]
 
 
 def test_ranks_that_have_all_reported_alike_keep_their_groups() -> None:

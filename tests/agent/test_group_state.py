@@ -44,11 +44,11 @@ class Stage:
             gpus=[],
             node_has_gpus=lambda: (False, ""),
             logs=logs,
-            tell=self.tell,
+            emit=self.emit,
         )
         self.group.open()
 
-    def tell(self, event: m.Event, fds: tuple[int, ...]) -> None:
+    def emit(self, event: m.Event, fds: tuple[int, ...]) -> None:
         self.told.append(event)
 
     def say(self, message: Callable[[int], Any], *states: str) -> None:
@@ -74,7 +74,7 @@ class Stage:
             setting=m.Setting(),
             min_ranks=min_ranks,
         )
-        self.group.execute(command, Descriptors(), self.tell)
+        self.group.execute(command, Descriptors(), self.emit)
 
     def come_to_the_end(self) -> None:
         self.say(lambda rank: m.Returned(run="r", rank=rank, value=None), "running")

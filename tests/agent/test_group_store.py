@@ -27,7 +27,7 @@ def store() -> Iterator[GroupStore]:
     made = GroupStore(
         command,
         RankTable(),
-        tell=lambda event, fds: None,
+        emit=lambda event, fds: None,
         loop=loop,  # type: ignore[arg-type]
         on_reset_awaited=lambda: None,
     )

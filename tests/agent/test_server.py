@@ -849,7 +849,7 @@ def test_what_agents_and_coordinators_write_is_private_whatever_the_umask(tmp_pa
     try:
         with log.open("wb") as file:
             env = {**os.environ, "PYTHONPATH": str(tmp_path), "X": "x"}
-            exec_agent(str(tmp_path / "sock"), file, ("server",), env, told="told").wait(20)
+            exec_agent(str(tmp_path / "sock"), file, ("server",), env, stdin_text="told").wait(20)
     finally:
         os.umask(before)
     assert log.read_text() == "0o77 x told\n"

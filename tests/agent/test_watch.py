@@ -29,7 +29,7 @@ class Stage:
         loop: Any = SimpleNamespace(later=lambda delay_s, call: Timer(call))
         stalls: Any = SimpleNamespace()
         monkeypatch.setattr(watch, "Stalls", lambda *_, **__: stalls)
-        self.watch = watch.Watch(command, loop, ranks=lambda: {0: rank}, gpus={}, tell=self._told, stop=lambda: None)
+        self.watch = watch.Watch(command, loop, ranks=lambda: {0: rank}, gpus={}, emit=self._record, stop=lambda: None)
         self.after(watch.FIRST_S)
 
     def after(self, seconds: float, cpu_s: float = 0.0) -> m.RankSighting:
@@ -42,7 +42,7 @@ class Stage:
     def _post(self, command: object) -> None:
         self.probes += isinstance(command, m.Probe)
 
-    def _told(self, event: m.Event) -> None:
+    def _record(self, event: m.Event) -> None:
         if isinstance(event, m.NodeSawRanks):
             self.looks += event.looks
 

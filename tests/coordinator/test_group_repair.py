@@ -19,8 +19,8 @@ def gathering(tmp_path: Path) -> Gathering:
 
 
 def report(gathering: Gathering, node: int, *, finished: bool = True, sequence: int = 5) -> None:
-    drained = m.NodeDrained(group="c", run="r", finished=finished, sequences=(sequence,))
-    gathering.group.handle_event(node, drained)
+    progress = m.NodeProgress(group="c", run="r", finished=finished, sequences=(sequence,))
+    gathering.group.handle_event(node, progress)
 
 
 def use_store(gathering: Gathering, *nodes: int, port: int = 7) -> None:

@@ -193,7 +193,7 @@ def test_files_that_are_lost_with_the_ranks_are_named_in_one_sentence(
     (folder / "one" / "project" / "0").mkdir(parents=True)
     for name in ("a\nb.pt", "c.pt"):
         (folder / "one" / "project" / "0" / name).touch()
-    one._tell_what_was_written(encode(m.Ended(run="r", at_s=0.0)))
+    one._note_written_files(encode(m.Ended(run="r", at_s=0.0)))
     told, _ = decode_frame(opened(one.receive())[1][0][0])
     assert told == m.Noted(
         run="r",

@@ -41,14 +41,14 @@ def test_answers_that_the_engine_tells_in_the_wrong_order_are_heard_in_theirs() 
     def answer(number: int, *runs: str) -> tuple[int, list[tuple[bytes, None]]]:
         return number, [(encode(m.Ended(run=run, at_s=0.0), 0), None) for run in runs]
 
-    node._take(answer(1, "c"))
-    node._take(None)  # a call that had nothing to tell
+    node._handle_answer(answer(1, "c"))
+    node._handle_answer(None)  # a call that had nothing to tell
     assert heard == []
-    node._take(answer(0, "a", "b"))
+    node._handle_answer(answer(0, "a", "b"))
     assert heard == ["a", "b", "c"]
-    node._take(answer(3))
+    node._handle_answer(answer(3))
     assert not lost
-    node._take(answer(2, "d"))
+    node._handle_answer(answer(2, "d"))
     assert heard == ["a", "b", "c", "d"]
     assert lost == ["its agent has ended"]
 
@@ -108,9 +108,9 @@ def test_large_content_comes_in_parts_and_what_is_sent_meanwhile_behind_it() -> 
     assert sending.receive(part("a", 0, size)) is not None
     sending.node.send(m.Forget(group="c", keys=()))
     assert sending.receive(part("b", 1, size)) is not None
-    assert sending.asked == ["take", "take"]
+    assert sending.asked == ["add_part", "add_part"]
     sending.receive(part("c", 2, size))
-    assert sending.asked == ["take", "take", "send", "send"]
+    assert sending.asked == ["add_part", "add_part", "send", "send"]
     assert sending.channel.calls[1][1] == ("b", PART_BYTES, size)
     frame, *last = sending.channel.calls[2][1]
     assert last == ["c", 2 * PART_BYTES, size]
@@ -126,7 +126,7 @@ def test_a_cell_that_is_stopped_on_its_way_ends_at_once_and_takes_no_more() -> N
     sending.node.send(m.Stop(run="other"))
     sending.node.send(m.Stop(run="r"))
     assert [type(event) for event in sending.heard] == [m.Interrupted, m.Interrupted, m.Ended]
-    assert sending.asked == ["take", "discard", "send", "send"], "what was behind it goes on"
+    assert sending.asked == ["add_part", "discard", "send", "send"], "what was behind it goes on"
     assert sending.receive(part("b", 1, size)) is None
     assert sending.receive(ValueError("full")) is None
     assert len(sending.channel.calls) == 4
@@ -138,7 +138,7 @@ def test_a_group_that_is_closed_takes_the_cell_that_is_on_its_way_along() -> Non
     sending.node.send(m.CloseWorkerGroup(group="c"))
     sending.node.send(m.OpenWorkerGroup(group="d", size=2, gpus=False))
     assert sending.receive(part("b", 1, 3 * PART_BYTES)) is None
-    assert sending.asked == ["take", "discard", "send", "send"]
+    assert sending.asked == ["add_part", "discard", "send", "send"]
 
 
 def test_a_cell_whose_content_is_given_up_is_one_that_was_stopped() -> None:
@@ -147,7 +147,7 @@ def test_a_cell_whose_content_is_given_up_is_one_that_was_stopped() -> None:
     sending.receive(GivenUp())
     sending.node.send(m.Stop(run="r"))
     assert [type(event) for event in sending.heard] == [m.Interrupted, m.Interrupted, m.Ended]
-    assert sending.asked == ["take", "discard", "send"]
+    assert sending.asked == ["add_part", "discard", "send"]
 
 
 def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:
@@ -157,7 +157,7 @@ def test_a_cell_whose_content_cannot_be_put_fails_alone() -> None:
     sending.receive(ValueError("the values could not be put: the store is full"))
     assert [type(event) for event in sending.heard] == [m.Failed, m.Failed, m.Ended]
     assert "the values could not be put: the store is full" in str(sending.heard[0])
-    assert sending.asked == ["take", "discard", "send"]
+    assert sending.asked == ["add_part", "discard", "send"]
 
 
 def segments(*names: str, kept: Sequence[str] = ("s", "t", "u"), cache_bytes: int | None = 10_000) -> m.Parcel:
@@ -321,11 +321,11 @@ def test_a_cell_goes_when_both_its_content_and_its_files_are_there(
     if first == "content":
         copying.receive(part("b", 1, 2 * PART_BYTES))
     files.set_result([])
-    assert copying.sent == ["0/0.txt", "take", "0/1.txt"]
+    assert copying.sent == ["0/0.txt", "add_part", "0/1.txt"]
     copying.answer()
     if first == "files":
         copying.receive(part("b", 1, 2 * PART_BYTES))
-    assert copying.sent == ["0/0.txt", "take", "0/1.txt", "send"]
+    assert copying.sent == ["0/0.txt", "add_part", "0/1.txt", "send"]
     assert copying.channel.calls[-1][1][1:] == ("b", PART_BYTES, 2 * PART_BYTES)
 
 

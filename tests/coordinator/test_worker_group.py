@@ -99,7 +99,7 @@ class Gathering:
             loop=self.loop,  # type: ignore[arg-type]
             find_nodes=lambda command: self.place,
             logs=logs,
-            tell=lambda event, fds: self.told.append(event),
+            emit=lambda event, fds: self.told.append(event),
         )
         self.group.open()
         if opened:
@@ -389,7 +389,7 @@ def test_ranks_on_gpus_that_wait_for_one_that_has_left_early_are_stopped(gatheri
     assert [m.Stop(run="r") in node.got for node in gathering.nodes] == [gpus, gpus]
 
 
-def test_all_nodes_look_closer_when_ranks_of_one_wait(gathering: Gathering) -> None:
+def test_all_nodes_are_probed_deeply_when_ranks_of_one_wait(gathering: Gathering) -> None:
     gathering.run()
     looks = [*(look(rank, 4, waits_s=4.0) for rank in range(2)), *(look(rank, 3) for rank in (2, 3))]
     for _ in range(3):

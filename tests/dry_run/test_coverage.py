@@ -85,5 +85,5 @@ def test_attention_takes_the_memory_of_a_kernel_of_gpus() -> None:
 
 def test_the_lines_whose_values_are_guessed_are_listed() -> None:
     found = play(CELLS["own: values decide"], "ddp")
-    assert {line for _, line in found.guesses} == {10, 11, 12, 13}
+    assert {line for _, line in found.guessed_lines} == {10, 11, 12, 13}
     assert "values had to be guessed on line 10, line 11, line 12, line 13" in repr(found)

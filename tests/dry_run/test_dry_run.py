@@ -342,7 +342,7 @@ def test_counts_with_a_minimum_have_that_many_places() -> None:
     )
     found = play(source, "ddp")
     assert found.verdict == "fits"
-    assert [line for _, line in found.guesses] == [9]
+    assert [line for _, line in found.guessed_lines] == [9]
 
 
 def test_a_gradient_for_what_the_notebook_has_computed_is_the_error_of_a_real_run() -> None:
@@ -407,7 +407,7 @@ def test_packed_sequences_have_the_longest_lengths_which_are_guessed() -> None:
     assert found.error is not None
     shapes = [[int(each) for each in re.findall(r"\d+", text)] for text in found.error.text.split("torch.Size")[1:]]
     assert shapes == [[96, 16], [8, 20, 32], [1, 8, 32]], found.error.text
-    assert [line for _, line in found.guesses] == [4]
+    assert [line for _, line in found.guessed_lines] == [4]
 
 
 def test_parts_of_guessed_sizes_are_equal() -> None:

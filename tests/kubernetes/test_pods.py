@@ -110,7 +110,7 @@ def test_pods_start_from_a_template(cluster: Cluster, client: Open, tmp_path: Pa
     outcome = one.run(group, "'MINE=yes' in open('/proc/self/environ').read().split(chr(0))")
     assert outcome.values == {0: True, 1: True}
     [note] = outcome.of(m.Noted)
-    assert re.fullmatch(r"the time limit ends these ranks in 3 min \d+ s: .*", note.text), note.text
+    assert re.fullmatch(r"these ranks reach the time limit in 3 min \d+ s: .*", note.text), note.text
     pods = cluster.get("pods")
     assert [pod["metadata"]["labels"]["team"] for pod in pods] == ["vision"] * 2
     assert [pod["spec"]["priorityClassName"] for pod in pods] == ["low"] * 2

@@ -225,7 +225,7 @@ def test_the_name_of_a_job_adds_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(report, "output", output)
     monkeypatch.setattr(report, "job_of", lambda job: command.Job(id=job, state="RUNNING", nodes=("n1",), gpus={}))
-    one, _ = report.look({"job": "17"}, lambda _: None).nodes or ()
+    one, _ = report.query_nodes({"job": "17"}, lambda _: None).nodes or ()
     assert one.holders == ("eve: job 17 (x [2J)",)
 
 

@@ -27,11 +27,11 @@ def test_the_checkpoints_of_a_run_are_remembered_after_its_end(tmp_path: Path, m
     client: Client[object] = Client(link=Link(ours), hello=HELLO)  # type: ignore[type-var]
     runs = DetachedRuns(lambda *_: None, tmp_path, "agent-1")
     with ours, theirs:
-        tell = runs.start_record(client, detached(), (), 2, gpus=False)
+        emit = runs.start_record(client, detached(), (), 2, gpus=False)
         for folder in ("/data/a", "/data/b", "/data/a"):
-            tell(m.Saving(run="s-7", rank=0, folder=folder, at_s=0.0), ())
+            emit(m.Saving(run="s-7", rank=0, folder=folder, at_s=0.0), ())
         (going_on,) = last_seen.runs()
-        tell(m.Ended(run="s-7", at_s=1.0), ())
+        emit(m.Ended(run="s-7", at_s=1.0), ())
         (ended,) = last_seen.runs()
     assert going_on.checkpoints == ended.checkpoints == ["/data/a", "/data/b"]
     assert (going_on.ended, ended.ended) == (False, True)
@@ -47,14 +47,14 @@ def client() -> Iterator[Client[object]]:  # type: ignore[type-var]
 def end(runs: DetachedRuns, client: Client[object], number: int, size_bytes: int, *, read: bool) -> None:  # type: ignore[type-var]
     """Record a run that returns a value of this size; the kernel has gone before its end unless it has read it."""
     run = f"s-{number}"
-    tell = runs.start_record(client, replace(detached(), run=run), (), 2, gpus=False)
+    emit = runs.start_record(client, replace(detached(), run=run), (), 2, gpus=False)
     if not read:
         runs.remove_listener(client)
     value = os.memfd_create("value")
     os.ftruncate(value, size_bytes)
-    tell(m.Returned(run=run, rank=0, value=None, at_s=0.0), (value,))
+    emit(m.Returned(run=run, rank=0, value=None, at_s=0.0), (value,))
     os.close(value)
-    tell(m.Ended(run=run, at_s=1.0), ())
+    emit(m.Ended(run=run, at_s=1.0), ())
 
 
 @pytest.mark.parametrize("size_bytes", [10, detached_runs.KEPT_READ_BYTES // 3])

@@ -272,7 +272,7 @@ def test_a_hopeless_wait_ends_the_run_after_a_minute_or_its_limit(
         setting=m.Setting(),
         hang_timeout_s=limit_s,
     )
-    stalls = Stalls(command, tell=events.append, stop=lambda: stopped.append(True))
+    stalls = Stalls(command, emit=events.append, stop=lambda: stopped.append(True))
     waiting = look(0, seen(0, call="all_reduce", unmoved_s=waited_s, groups=(group(2, 2, "all_reduce"),)))
 
     stalls.judge([waiting, look(1, state="left")])

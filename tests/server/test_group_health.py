@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_distrib.server.group_health import DrainReports, GroupHealth
+from jupyter_distrib.server.group_health import GroupHealth, ProgressReports
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_the_next_run_can_use_groups_that_ended_at_one_collective(clean: bool, s
 def test_ranks_are_equal_if_all_devices_have_finished_the_same_collective(
     finished: tuple[bool, bool], stopped_at: tuple[int, int], returned_at: set[int], equal: bool
 ) -> None:
-    reports = DrainReports()
+    reports = ProgressReports()
     for rank in (0, 1):
         reports.expect(rank)
     for rank in (0, 1):
@@ -39,7 +39,7 @@ def test_ranks_are_equal_if_all_devices_have_finished_the_same_collective(
 
 
 def test_a_rank_that_does_not_report_has_not_finished() -> None:
-    reports = DrainReports()
+    reports = ProgressReports()
     reports.expect(0)
     reports.expect(1)
     reports.record(0, finished=True, sequences=[3])
@@ -49,6 +49,6 @@ def test_a_rank_that_does_not_report_has_not_finished() -> None:
     assert not reports.awaited
     assert not reports.equal({3})
 
-    late = DrainReports()
+    late = ProgressReports()
     late.record_silence()
     assert late.equal(set())

@@ -46,7 +46,7 @@ def growing(group: Group, *, after_s: float = 0.0) -> tuple[Growth, list[Callabl
         timers.append(call)
         return Timer(call)
 
-    growth = Growth(replace(COMMAND, grow_after_s=after_s), group, later=later, tell=group.told.append)
+    growth = Growth(replace(COMMAND, grow_after_s=after_s), group, later=later, note=group.told.append)
     growth.begin(2)
     return growth, timers
 

@@ -35,7 +35,7 @@ class Deaf(queue.SimpleQueue[int]):
 
 def test_an_interrupt_before_the_wait_is_heard() -> None:
     with pytest.raises(KeyboardInterrupt):
-        interrupts.take(Deaf())
+        interrupts.get(Deaf())
 
 
 def test_what_is_there_is_taken_whatever_the_time() -> None:
@@ -43,9 +43,9 @@ def test_what_is_there_is_taken_whatever_the_time() -> None:
     box.put(1)
     box.put(2)
 
-    assert [interrupts.take(box, 0.0), interrupts.take(box)] == [1, 2]
+    assert [interrupts.get(box, 0.0), interrupts.get(box)] == [1, 2]
     with pytest.raises(queue.Empty):
-        interrupts.take(box, 0.0)
+        interrupts.get(box, 0.0)
 
 
 def test_a_wait_ends_with_its_time_and_with_its_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,13 @@ def raised_during(error: BaseException, other: BaseException) -> BaseException:
     ],
 )
 def test_an_error_by_the_limit_is_reported_with_what_to_do(error: BaseException) -> None:
-    assert "the limit is " in open_files.told(error)
+    assert "the limit is " in open_files.advice_on(error)
     assert "(ulimit -n). Raise it with `ulimit -n 4096`" in open_files.reason(error)
 
 
 def test_errors_that_caused_one_another_come_to_an_end() -> None:
     error, other = ValueError("one"), ValueError("other")
-    assert open_files.told(caused(error, caused(other, error))) == ""
+    assert open_files.advice_on(caused(error, caused(other, error))) == ""
 
 
 def test_without_a_limit_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ class Strange(Exception):
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "Too many open files"), ValueError("24"), Strange()])
 def test_other_errors_are_not(error: BaseException) -> None:
-    assert open_files.told(error) == ""
+    assert open_files.advice_on(error) == ""
     if not isinstance(error, Strange):
         assert open_files.reason(error) == str(error)
         assert open_files.typed_reason(error) == f"{type(error).__name__}: {error}"

@@ -89,7 +89,7 @@ def test_a_process_of_another_user_is_named_as_it_is(name: bytes, shown: str) ->
         assert process.stdout.readline()
         assert outside_text.owner_of(process.pid) == 12345
         hello = m.Hello(protocol=m.PROTOCOL, session="x", pid=1, label="x", python="", torch="", cloudpickle="")
-        told = gpu_allocation._process_told(GpuProcess(pid=process.pid, used_bytes=1), hello)
+        told = gpu_allocation._process_name(GpuProcess(pid=process.pid, used_bytes=1), hello)
         assert told == f"process {process.pid} ({shown}, user 12345)"
         process.communicate()
     assert outside_text.owner_of(process.pid) is None

@@ -33,7 +33,7 @@ def test_streams_are_taken_at_every_level(tmp_path: Path) -> None:
     import ctypes, os, subprocess, sys
     from jupyter_distrib.system import process
     out, err = (os.open(path, os.O_WRONLY | os.O_CREAT) for path in sys.argv[1:3])
-    process.take_streams(out, err)
+    process.redirect_streams(out, err)
     print("python ü \\ud800")
     ctypes.CDLL(None).puts(b"c")
     os.write(1, b"descriptor\\n")

@@ -21,7 +21,7 @@ from jupyter_distrib.worker.process.control_thread import ControlThread, Entry
 class Heard:
     """A control thread with made-up neighbours, and the agent's end of its link."""
 
-    def __init__(self, *, take_device: Any = lambda: None) -> None:
+    def __init__(self, *, use_device: Any = lambda: None) -> None:
         mine, theirs = socket.socketpair()
         self.link, self.theirs = Link(mine), Link(theirs)
         self.inbox: queue.SimpleQueue[Entry] = queue.SimpleQueue()
@@ -39,7 +39,7 @@ class Heard:
             prober=self.prober,
             groups=self.groups,  # type: ignore[arg-type]
             debugger=DebuggerChannel(0, messenger.send, self.interrupts, self._fail),
-            take_device=take_device,
+            use_device=use_device,
         )
 
     def _fail(self, *_: object) -> NoReturn:
@@ -54,7 +54,7 @@ class Heard:
 def test_it_takes_the_ranks_device_before_it_asks_anything() -> None:
     """Else its first question to CUDA would make a context on GPU 0."""
     threads = []
-    heard = Heard(take_device=lambda: threads.append(threading.current_thread().name))
+    heard = Heard(use_device=lambda: threads.append(threading.current_thread().name))
     heard.control.start()
     heard.theirs.send(m.Forget(group="g", keys=()))
     heard.inbox.get(timeout=10)
@@ -67,7 +67,7 @@ def test_a_device_that_fails_leaves_the_rank_able_to_hear() -> None:
     def broken() -> None:
         raise RuntimeError("CUDA error: out of memory")
 
-    heard = Heard(take_device=broken)
+    heard = Heard(use_device=broken)
     heard.control.start()
     heard.theirs.send(m.Forget(group="g", keys=("k",)))
 

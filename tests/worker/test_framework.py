@@ -21,7 +21,7 @@ class Sightings:
     communication = ()
     def begin(self): pass
     def counts(self): return ()
-    def look(self): return ()
+    def inspect_groups(self): return ()
 
 class Cluster(PlainGroups):
     ends_at_reset = True
@@ -46,7 +46,7 @@ class MadeUp:
     def finish(self, values): self.calls.append("finish")
     def device(self, name): return f"made up {name}"
     def use_threads(self, count): self.threads = count
-    def take_device(self): pass
+    def use_device(self): pass
     def drain(self, limit_s): raise AssertionError("CPU ranks have nothing to drain")
     def is_of_device(self, error): return False
     def tensor_bytes(self, value): return 0

@@ -44,7 +44,7 @@ def test_the_getters_are_all_that_the_module_has() -> None:
 @pytest.mark.parametrize("rank", range(4))
 def test_each_of_two_ranks_on_two_nodes_knows_its_place(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     node, local = divmod(rank, 2)
-    identity.take(
+    identity.assume(
         m.WorkerOrder(
             group="g", worker="w", agent_pid=0, rank=rank, world_size=4, local_rank=local, local_world_size=2,
             node_rank=node,

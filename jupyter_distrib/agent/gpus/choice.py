@@ -63,13 +63,13 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
     if command.gpu_type:
         seen = _of_type(command.gpu_type, seen)
     if not seen:
-        told = f"CPU ranks: {inventory.remark}" if inventory.remark else _hidden_told(command, inventory)
+        told = f"CPU ranks: {inventory.remark}" if inventory.remark else _hidden_note(command, inventory)
         return Choice(size=command.ranks(0), notes=(told,) if told else ())
     if (least := command.least or command.size) > len(seen):
         raise GpusRefused(_too_few(command, len(seen), inventory))
-    lost = (*_silence_told(inventory), *(f"{_reason(each)}; it is left out." for each in inventory.left_out))
+    lost = (*_silence_notes(inventory), *(f"{_reason(each)}; it is left out." for each in inventory.left_out))
     if command.visible is not None:
-        unlike = _order_told(command.visible, inventory, seen)
+        unlike = _order_notes(command.visible, inventory, seen)
         return Choice(
             size=command.ranks(len(seen)),
             alternatives=(tuple(seen),),
@@ -80,7 +80,7 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
         )
     best = _alike(least, seen)
     size = command.ranks(len(best[0]))
-    notes = (*lost, *_taken_told(least, best, seen))
+    notes = (*lost, *_choice_notes(least, best, seen))
     return Choice(size=size, alternatives=best, notes=notes, visible=True, least=command.least, unit=command.unit)
 
 
@@ -121,7 +121,7 @@ def outlook(command: m.OpenWorkerGroup, inventory: Inventory | None, build: Torc
 
 def troubles(inventory: Inventory, build: TorchBuild) -> str:
     """Describe problems with this machine's GPUs for the status page; empty if there are none."""
-    told = (*_silence_told(inventory), *(f"{_reason(each)}." for each in inventory.left_out))
+    told = (*_silence_notes(inventory), *(f"{_reason(each)}." for each in inventory.left_out))
     return problem_of(inventory, build) or inventory.remark or " ".join(told)
 
 
@@ -160,7 +160,7 @@ def _silence(inventory: Inventory) -> str:
     )
 
 
-def _silence_told(inventory: Inventory) -> tuple[str, ...]:
+def _silence_notes(inventory: Inventory) -> tuple[str, ...]:
     """Describe a driver that does not answer any more."""
     if inventory.silent_s < SLOW_S:
         return ()
@@ -198,7 +198,7 @@ def _of_type(wanted: str, seen: Sequence[Gpu]) -> list[Gpu]:
     return found
 
 
-def _hidden_told(command: m.OpenWorkerGroup, inventory: Inventory) -> str:
+def _hidden_note(command: m.OpenWorkerGroup, inventory: Inventory) -> str:
     """Explain why a cell that asks for GPUs sees none of the GPUs of its machine."""
     if command.visible is None or not (command.size and inventory.gpus):
         return ""
@@ -243,7 +243,7 @@ def by_preference(gpus: Sequence[Gpu]) -> list[Gpu]:
     return sorted(gpus, key=lambda gpu: (gpu.display, (gpu.used_bytes or 0) // BUSY_BYTES))
 
 
-def _taken_told(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -> tuple[str, ...]:
+def _choice_notes(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -> tuple[str, ...]:
     """Describe which GPUs the default leaves out, and how the chosen ones differ."""
     told = []
     taken, kinds = best[0], devices.types(seen)
@@ -258,7 +258,7 @@ def _taken_told(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -
     return tuple(told)
 
 
-def _order_told(chosen: Sequence[str], inventory: Inventory, seen: Sequence[Gpu]) -> tuple[str, ...]:
+def _order_notes(chosen: Sequence[str], inventory: Inventory, seen: Sequence[Gpu]) -> tuple[str, ...]:
     """Explain which GPUs the numbers refer to where CUDA may number them differently: it starts with the fastest
     GPU."""
     unlike = len({gpu.name for gpu in inventory.gpus}) > 1

@@ -54,7 +54,7 @@ class GpuInventory:
         the driver does not answer.
 
         The driver is not asked again while it owes an answer. So only the first requests wait for a driver that hangs,
-        and its answer, should it come, is for those that come later.
+        and its answer, should it come, is for later ones.
 
         Args:
             answered: Called once, in the loop.
@@ -78,9 +78,9 @@ class GpuInventory:
 
     def _hand_over(self, inventory: Inventory) -> None:
         """Pass a list from the session's thread to the loop."""
-        self._calls.put(lambda: self._take(inventory))
+        self._calls.put(lambda: self._receive(inventory))
 
-    def _take(self, inventory: Inventory) -> None:
+    def _receive(self, inventory: Inventory) -> None:
         self.latest, self._read_s, self._asked_s = inventory, time.monotonic(), None
         waiting, self._waiting, self._for_next = self._waiting, self._for_next, []
         if self._waiting:
@@ -161,22 +161,22 @@ def read(driver: Driver) -> Inventory:
     if not left_out and all(gpu.slice is None for gpu in gpus):
         # Libraries read numbers there; with slices, or if a GPU is missing, CUDA may count differently from the driver.
         gpus = [replace(gpu, cuda_word=str(gpu.index)) for gpu in gpus]
-    version = _told(driver, "nvmlSystemGetCudaDriverVersion_v2") or _told(driver, "nvmlSystemGetCudaDriverVersion")
+    version = _query(driver, "nvmlSystemGetCudaDriverVersion_v2") or _query(driver, "nvmlSystemGetCudaDriverVersion")
     return Inventory(gpus=tuple(gpus), left_out=tuple(left_out), cuda_driver=int(version or 0))
 
 
 def _read_gpu(driver: Driver, handle: Any, index: int) -> Iterator[Gpu]:
     """Read one GPU, or its slices if MIG divides it."""
-    mode = _told(driver, "nvmlDeviceGetComputeMode", handle)
+    mode = _query(driver, "nvmlDeviceGetComputeMode", handle)
     if mode == driver.NVML_COMPUTEMODE_PROHIBITED:
         raise PermissionError("its compute mode is PROHIBITED")
-    if (_told(driver, "nvmlDeviceGetMigMode", handle) or [0])[0] != 1:
+    if (_query(driver, "nvmlDeviceGetMigMode", handle) or [0])[0] != 1:
         whole = _device(driver, handle, index)
         yield replace(
             whole,
             address=address(driver, handle),
             exclusive=mode == driver.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
-            display=bool(_told(driver, "nvmlDeviceGetDisplayActive", handle)),
+            display=bool(_query(driver, "nvmlDeviceGetDisplayActive", handle)),
         )
         return
     slices = list(_slices(driver, handle))
@@ -187,18 +187,18 @@ def _read_gpu(driver: Driver, handle: Any, index: int) -> Iterator[Gpu]:
 
 
 def _slices(driver: Driver, handle: Any) -> Iterator[Any]:
-    for number in range(_told(driver, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        if (piece := _told(driver, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number)) is not None:
+    for number in range(_query(driver, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        if (piece := _query(driver, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number)) is not None:
             yield piece
 
 
 def _device(driver: Driver, handle: Any, index: int) -> Gpu:
     total, used, shared = memory(driver, handle)
-    mps = _told(driver, "nvmlDeviceGetMPSComputeRunningProcesses", handle)
+    mps = _query(driver, "nvmlDeviceGetMPSComputeRunningProcesses", handle)
     return Gpu(
         index=index,
         uuid=_text(driver.nvmlDeviceGetUUID(handle)),
-        name=_text(_told(driver, "nvmlDeviceGetName", handle) or "GPU"),
+        name=_text(_query(driver, "nvmlDeviceGetName", handle) or "GPU"),
         memory_bytes=total,
         used_bytes=used,
         shares_memory=shared,
@@ -220,21 +220,21 @@ def memory(driver: Driver, handle: Any) -> tuple[int | None, int | None, bool]:
 
 def address(driver: Driver, handle: Any) -> str:
     """Return a GPU's address on the PCI bus as Linux writes it; empty if unknown."""
-    told = _told(driver, "nvmlDeviceGetPciInfo", handle)
+    told = _query(driver, "nvmlDeviceGetPciInfo", handle)
     domain, _, rest = _text(told.busId).lower().partition(":") if told is not None else ("", "", "")
     return f"{domain[-4:]}:{rest}" if rest else ""
 
 
 def processes(driver: Driver, handle: Any) -> tuple[GpuProcess, ...]:
     """Return the compute processes on a GPU that the driver reports."""
-    told = _told(driver, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    told = _query(driver, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
     return tuple(
         GpuProcess(pid=int(each.pid), used_bytes=None if each.usedGpuMemory is None else int(each.usedGpuMemory))
         for each in told
     )
 
 
-def _told(driver: Driver, function: str, *args: Any) -> Any:
+def _query(driver: Driver, function: str, *args: Any) -> Any:
     """Return the result of a function in the driver's library; None if it fails or does not exist."""
     try:
         return getattr(driver, function)(*args)

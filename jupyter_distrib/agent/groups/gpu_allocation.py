@@ -82,7 +82,7 @@ class GpuAllocation:
         Args:
             choice: The GPUs that suit.
             hello: The kernel that wants them.
-            leaving: GPUs of ranks that were told to leave, and the seconds that this may take.
+            leaving: GPUs of ranks that were asked to leave, and the seconds that this may take.
         """
         for fitting in choice.alternatives:
             size = self._size(choice, fitting, leaving)
@@ -94,12 +94,12 @@ class GpuAllocation:
                 taken += self._free(fitting, missing, hello.label)
             if len(taken) == size:
                 gpus = tuple(sorted(taken, key=fitting.index))
-                return Allotted(gpus=gpus, notes=tuple(filter(None, (others_told(gpu, hello) for gpu in gpus))))
+                return Allotted(gpus=gpus, notes=tuple(filter(None, (use_by_others(gpu, hello) for gpu in gpus))))
             self._untake(taken)
             if made_room or in_use <= self._undecided(fitting):
                 soon_s = [leaving[gpu] for gpu in fitting if gpu in leaving]
-                return Busy(reason=self._taken_told(choice), soon_s=max([FIRST_CELL_S, *soon_s]))
-        return Busy(reason=self._taken_told(choice), soon_s=0.0)
+                return Busy(reason=self._shortage(choice), soon_s=max([FIRST_CELL_S, *soon_s]))
+        return Busy(reason=self._shortage(choice), soon_s=0.0)
 
     def lease_free(self, fitting: Sequence[Gpu], count: int, unit: int, label: str) -> tuple[Gpu, ...]:
         """Lease up to this many of the GPUs, a multiple of `unit`, choosing among GPUs that are free and unused."""
@@ -158,7 +158,7 @@ class GpuAllocation:
             if missing > 0:
                 missing -= held[group]
                 self._end(group)
-                group.tell(m.WorkerGroupClosed(group=group.name, reason=f"its GPUs went to {label}"), ())
+                group.emit(m.WorkerGroupClosed(group=group.name, reason=f"its GPUs went to {label}"), ())
         return True
 
     def _undecided(self, fitting: Sequence[Gpu]) -> int:
@@ -177,7 +177,7 @@ class GpuAllocation:
         age_s = min((self._leases.age_s(gpu) for gpu in group.gpus), default=FIRST_CELL_S)
         return group.idle and not group.ran_s and (group.ranks.starting or age_s < FIRST_CELL_S)
 
-    def _taken_told(self, choice: Choice) -> str:
+    def _shortage(self, choice: Choice) -> str:
         """Describe who holds the GPUs of the first alternative."""
         holders: dict[str, list[Gpu]] = {}
         for gpu in (fitting := choice.alternatives[0]):
@@ -217,7 +217,7 @@ def modes(gpu: Gpu) -> str:
     return ", ".join(name for name, holds in found.items() if holds)
 
 
-def others_told(gpu: Gpu, hello: m.Hello) -> str:
+def use_by_others(gpu: Gpu, hello: m.Hello) -> str:
     """Describe the use by others of a GPU that is free by its lease; empty if they use little."""
     living = [each for each in gpu.processes if _is_there(each)]
     gone_bytes = sum(each.used_bytes or 0 for each in gpu.processes if each not in living)
@@ -225,7 +225,7 @@ def others_told(gpu: Gpu, hello: m.Hello) -> str:
     if gpu.shares_memory or used_bytes < gpu_choice.BUSY_BYTES:
         return ""
     of = f" of {formatting.size(gpu.memory_bytes)}" if gpu.memory_bytes else ""
-    who = ", ".join(_process_told(each, hello) for each in living) or "others"
+    who = ", ".join(_process_name(each, hello) for each in living) or "others"
     return f"GPU {gpu.number}: {formatting.size(used_bytes)}{of} are in use already, by {who}."
 
 
@@ -233,7 +233,7 @@ def _is_there(process: GpuProcess) -> bool:
     return Path(f"/proc/{process.pid}").exists()
 
 
-def _process_told(process: GpuProcess, hello: m.Hello) -> str:
+def _process_name(process: GpuProcess, hello: m.Hello) -> str:
     """Name a process: `process 4242 (python, user alice)`."""
     if process.pid == hello.pid:
         return "this notebook's own kernel"
@@ -283,18 +283,18 @@ class WaitingGroups:
 
     Args:
         reopen: Retries the command: opens the worker group, refuses it, or queues it again.
-        tell: Sends an event to a kernel.
+        send: Sends an event to a kernel.
     """
 
     def __init__(
         self,
         loop: Loop,
         reopen: Callable[[Client[Any], m.OpenWorkerGroup], None],
-        tell: Callable[[Client[Any], m.WorkerGroupQueued], None],
+        send: Callable[[Client[Any], m.WorkerGroupQueued], None],
     ) -> None:
-        self._loop, self._reopen, self._tell = loop, reopen, tell
+        self._loop, self._reopen, self._send = loop, reopen, send
         self._waiting: list[_Waiting] = []
-        self._told: dict[str, str] = {}
+        self._sent: dict[str, str] = {}
         """The reason last sent to each worker group, by name."""
         self._timer: Timer | None = None
 
@@ -305,9 +305,9 @@ class WaitingGroups:
         """Queue a command and retry it whenever a GPU may have become free, until its waiting time is over. An empty
         reason is not sent."""
         self._waiting.append(_Waiting(client=client, command=command, until_s=time.monotonic() + command.wait_s))
-        if reason and reason != self._told.get(command.group):
-            self._told[command.group] = reason
-            self._tell(client, m.WorkerGroupQueued(group=command.group, reason=reason))
+        if reason and reason != self._sent.get(command.group):
+            self._sent[command.group] = reason
+            self._send(client, m.WorkerGroupQueued(group=command.group, reason=reason))
         if self._timer is not None:
             self._timer.cancel()
         soonest_s = min(each.until_s for each in self._waiting) - time.monotonic()
@@ -320,14 +320,14 @@ class WaitingGroups:
                 holder=each.client.hello.label if each.client.hello else "",
                 ranks=each.command.ranks(),
                 gpus=each.command.gpus,
-                reason=self._told.get(each.command.group, ""),
+                reason=self._sent.get(each.command.group, ""),
             )
             for each in self._waiting
         )
 
     def remove(self, group: str) -> None:
         """Remove a worker group from the queue."""
-        self._told.pop(group, None)
+        self._sent.pop(group, None)
         self._waiting = [each for each in self._waiting if each.command.group != group]
 
     def remove_client(self, client: Client[Any]) -> None:

@@ -9,7 +9,7 @@ from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.ranks.leftovers import BackgroundJobs
 from jupyter_distrib.agent.ranks.output import RunOutput, write_late
 from jupyter_distrib.agent.ranks.rank import Rank
-from jupyter_distrib.server.worker_group import Tell
+from jupyter_distrib.server.worker_group import Emit
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
 
@@ -31,18 +31,18 @@ class GroupOutput:
         self._latest: RunOutput | None = None
         self._background_jobs = BackgroundJobs()
 
-    def start_run(self, run: str, tell: Tell) -> RunOutput:
+    def start_run(self, run: str, emit: Emit) -> RunOutput:
         """Return the output of a new run, and close that of the last one."""
         self.close()
-        self._latest = RunOutput(run, self._logs / run, self._loop, lambda event: tell(event, ()))
+        self._latest = RunOutput(run, self._logs / run, self._loop, lambda event: emit(event, ()))
         return self._latest
 
-    def send_stray_notes(self, run: str, ranks: Iterable[Rank], tell: Tell) -> None:
+    def send_stray_notes(self, run: str, ranks: Iterable[Rank], emit: Emit) -> None:
         """Add a note to a new run for each rank on which code of an earlier cell still writes to standard output or
         error."""
         for rank in ranks:
             if rank.streams.pop_stray():
-                tell(m.Noted(run=run, rank=rank.number, text=STRAY), ())
+                emit(m.Noted(run=run, rank=rank.number, text=STRAY), ())
 
     def write_to_log(self, rank: int, stream: str, data: bytes) -> None:
         """Log the output of a rank that executes no cell: it belongs to the last run."""

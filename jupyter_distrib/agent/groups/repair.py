@@ -12,7 +12,7 @@ from collections.abc import Callable
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.groups.store import GroupStore
 from jupyter_distrib.agent.runs.run import NodeRun
-from jupyter_distrib.server.worker_group import Tell
+from jupyter_distrib.server.worker_group import Emit
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
 
@@ -24,14 +24,14 @@ class GroupRepair:
     """The repair of the process groups of one worker group.
 
     Args:
-        tell: Sends an event to the coordinator.
+        emit: Sends an event to the coordinator.
         on_ready: Called when the groups stay, and the ranks are ready for a cell.
     """
 
     def __init__(
-        self, ranks: RankTable, store: GroupStore, *, loop: Loop, tell: Tell, on_ready: Callable[[], None]
+        self, ranks: RankTable, store: GroupStore, *, loop: Loop, emit: Emit, on_ready: Callable[[], None]
     ) -> None:
-        self._ranks, self._store, self._tell, self._on_ready = ranks, store, tell, on_ready
+        self._ranks, self._store, self._emit, self._on_ready = ranks, store, emit, on_ready
         self._loop = loop
         self._limit: Timer | None = None
         self.last: NodeRun | None = None
@@ -50,11 +50,11 @@ class GroupRepair:
         elif not (spans_nodes or run.health.fit):
             self._store.renew()
 
-    def on_report(self, report: m.DeviceDrained, current: NodeRun | None) -> None:
+    def on_report(self, report: m.DeviceProgress, current: NodeRun | None) -> None:
         """Handle a report on the current run or the previous one."""
         run = current or self._undecided
-        if run is not None and run.command.run == report.run and report.rank in run.drains.awaited:
-            run.drains.record(report.rank, finished=report.finished, sequences=(report.sequence,))
+        if run is not None and run.command.run == report.run and report.rank in run.progress_reports.awaited:
+            run.progress_reports.record(report.rank, finished=report.finished, sequences=(report.sequence,))
             if run is self._undecided:
                 self._decide(run)
 
@@ -74,22 +74,22 @@ class GroupRepair:
             self._limit = None
 
     def _wait_no_longer(self) -> None:
-        if (run := self._undecided) is not None and run.drains.awaited:
-            run.drains.record_silence()
+        if (run := self._undecided) is not None and run.progress_reports.awaited:
+            run.progress_reports.record_silence()
             self._decide(run)
 
     def _decide(self, run: NodeRun) -> None:
         """Decide, or report to the coordinator, once all ranks have reported."""
-        if run.drains.awaited:
+        if run.progress_reports.awaited:
             return
         self._stop_timer()
-        finished = run.drains.all_finished and not run.cut_any
+        finished = run.progress_reports.all_finished and not run.cut_any
         if self._store.spans_nodes:
             if not run.health.clean:
-                sequences = tuple(run.drains.sequences | run.health.sequences)
+                sequences = tuple(run.progress_reports.sequences | run.health.sequences)
                 group, name = run.command.group, run.command.run
-                self._tell(m.NodeDrained(group=group, run=name, finished=finished, sequences=sequences), ())
-        elif finished and run.is_on_all and run.drains.equal(run.health.sequences):
+                self._emit(m.NodeProgress(group=group, run=name, finished=finished, sequences=sequences), ())
+        elif finished and run.is_on_all and run.progress_reports.equal(run.health.sequences):
             self._keep()
         else:
             self._undecided = None

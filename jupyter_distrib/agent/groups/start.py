@@ -12,7 +12,7 @@ from jupyter_distrib.agent.groups.store import GroupStore
 from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.rank import FDS_PER_RANK, Rank
 from jupyter_distrib.agent.ranks.starter import RankStarter
-from jupyter_distrib.server.worker_group import Tell
+from jupyter_distrib.server.worker_group import Emit
 from jupyter_distrib.system import open_files
 from jupyter_distrib.system.event_loop import Loop
 from jupyter_distrib.wire import messages as m
@@ -29,7 +29,7 @@ class GroupStart:
     Args:
         starter: Starts their processes.
         state: Returns the state of the worker group.
-        leave_after_s: Seconds after which ranks that are no longer needed are told to leave.
+        leave_after_s: Seconds after which ranks that are no longer needed are asked to leave.
         before_start: Called before any start: the new store makes a group repair unnecessary.
         on_impossible: Called with a rank that will not be restarted, and the reason.
     """
@@ -146,11 +146,11 @@ class StartReports:
         *,
         loop: Loop,
         forkservers: Forkservers,
-        tell: Tell,
+        emit: Emit,
         over: Callable[[], bool],
     ) -> None:
         self._command, self._ranks, self._loop, self._forkservers = command, ranks, loop, forkservers
-        self._tell, self._over = tell, over
+        self._emit, self._over = emit, over
         self._last: m.WorkerGroupStarting | None = None
         loop.later(REPORT_S, self._report)
 
@@ -163,5 +163,5 @@ class StartReports:
         now = m.WorkerGroupStarting(group=self._command.group, up=up, size=self._command.size, waits_for=waits_for)
         if now != self._last:
             self._last = now
-            self._tell(now, ())
+            self._emit(now, ())
         self._loop.later(REPORT_S, self._report)

@@ -9,7 +9,7 @@ from functools import partial
 
 from jupyter_distrib.agent.groups.rank_table import RankTable
 from jupyter_distrib.agent.ranks.rank import Rank
-from jupyter_distrib.server.worker_group import Tell
+from jupyter_distrib.server.worker_group import Emit
 from jupyter_distrib.system import network_interfaces
 from jupyter_distrib.system.event_loop import Loop, Timer
 from jupyter_distrib.wire import messages as m
@@ -60,7 +60,7 @@ class GroupStore:
     Args:
         command: The command that asked for the worker group.
         ranks: The ranks of this node.
-        tell: Sends an event to the kernel, or to the coordinator.
+        emit: Sends an event to the kernel, or to the coordinator.
         on_reset_awaited: Called whenever cells have to wait for a rank that resets its groups.
     """
 
@@ -69,11 +69,11 @@ class GroupStore:
         command: m.OpenWorkerGroup,
         ranks: RankTable,
         *,
-        tell: Tell,
+        emit: Emit,
         loop: Loop,
         on_reset_awaited: Callable[[], object],
     ) -> None:
-        self._command, self._ranks, self._tell = command, ranks, tell
+        self._command, self._ranks, self._emit = command, ranks, emit
         self.resets = GroupResets(loop, on_reset_awaited)
         self._reserved: socket.socket | None = None
         """Holds the port after the store's."""
@@ -101,7 +101,7 @@ class GroupStore:
                 self._listener = listener.dup()
             self._give(m.ResetGroups(host=host, port=port), listener)
         if self.spans_nodes:
-            self._tell(m.GroupsReset(group=self._command.group, host=host, port=port), ())
+            self._emit(m.GroupsReset(group=self._command.group, host=host, port=port), ())
 
     @property
     def next_port(self) -> int:
@@ -118,7 +118,7 @@ class GroupStore:
     def use(self, command: m.UseStore) -> None:
         """Use the store of another node."""
         self._give(m.ResetGroups(host=command.host, port=command.port), None)
-        self._tell(m.GroupsReset(group=command.group, host=command.host, port=command.port), ())
+        self._emit(m.GroupsReset(group=command.group, host=command.host, port=command.port), ())
 
     def begin_use(self) -> None:
         """Record that a cell begins: from now on the store's groups break with any of its ranks."""

@@ -32,7 +32,7 @@ from jupyter_distrib.agent.ranks.forkservers import Forkservers
 from jupyter_distrib.agent.ranks.rank import Rank
 from jupyter_distrib.agent.ranks.starter import RankStarter
 from jupyter_distrib.agent.runs.run import NodeRun
-from jupyter_distrib.server.worker_group import PendingCell, StateMachine, Tell, WorkerGroupState
+from jupyter_distrib.server.worker_group import Emit, PendingCell, StateMachine, WorkerGroupState
 from jupyter_distrib.system import open_files, package_folders
 from jupyter_distrib.system.control_groups import OutOfMemoryKills
 from jupyter_distrib.system.event_loop import Loop
@@ -62,9 +62,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         notes: tuple[str, ...] = (),
         overlay: str = "",
         logs: Path,
-        tell: Tell,
+        emit: Emit,
     ) -> None:
-        super().__init__(command, tell)
+        super().__init__(command, emit)
         self.gpus = gpus
         self._node_has_gpus, self._notes = node_has_gpus, notes
         self.on_failed: Callable[[str], None] = lambda reason: None
@@ -81,9 +81,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         self._states = StateMachine(State.STARTING, MOVES)
         self.ranks = RankTable()
         wait = partial(self._states.move, Trigger.REPAIR)
-        self.store = GroupStore(command, self.ranks, tell=tell, loop=loop, on_reset_awaited=wait)
-        self.debuggers = RankDebuggers(self.ranks, tell)
-        self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, tell=tell, on_ready=self._continue_if_ready)
+        self.store = GroupStore(command, self.ranks, emit=emit, loop=loop, on_reset_awaited=wait)
+        self.debuggers = RankDebuggers(self.ranks, emit)
+        self._group_repair = GroupRepair(self.ranks, self.store, loop=loop, emit=emit, on_ready=self._continue_if_ready)
         starter = RankStarter(command, gpus=gpus, overlay=overlay, loop=loop, forkservers=forkservers, owner=self)
         self.starts = GroupStart(
             starter,
@@ -100,7 +100,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             self.ranks,
             loop=loop,
             forkservers=forkservers,
-            tell=tell,
+            emit=emit,
             over=lambda: self.state is not State.STARTING,
         )
         self._loop, self._output, self._oom_kills = loop, GroupOutput(loop, logs), OutOfMemoryKills()
@@ -180,7 +180,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if room.ranks and self.run is None and not self.closed:
             self._replace_gone()
 
-    def _take_room(self, size: int) -> None:
+    def _use_room(self, size: int) -> None:
         """Replace the ranks by more."""
         room, self._room = self._room, Room()
         self.gpus = sorted((*self.gpus, *room.gpus), key=lambda gpu: (gpu.index, gpu.slice or 0))
@@ -195,7 +195,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
         if (pending := self.pop_pending()) is not None:
             pending.fail(reason)
         self.on_failed(reason)
-        self.tell(cls(group=self.name, reason=reason), ())
+        self.emit(cls(group=self.name, reason=reason), ())
 
     def fail_for(self, error: Exception) -> None:
         """Close the worker group because of an internal error."""
@@ -229,9 +229,9 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 notes=self._notes,
                 package_folders=package_folders.on_path(),
             )
-            self.tell(opened, ())
+            self.emit(opened, ())
         if lost := self.ranks.pop_lost():
-            self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+            self.emit(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
         self._begin_pending()
 
     # ------------------------------------------------------------------------------------------------ running
@@ -239,14 +239,14 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
     def _begin_pending(self) -> None:
         """Execute the cell that waits, if the ranks are ready for it."""
         if self.state is State.READY and (pending := self.pop_pending()) is not None:
-            self.execute(pending.command, pending.descriptors, pending.tell)
+            self.execute(pending.command, pending.descriptors, pending.emit)
 
-    def execute(self, command: m.Execute, descriptors: Descriptors, tell: Tell, frame: bytes = b"") -> None:
+    def execute(self, command: m.Execute, descriptors: Descriptors, emit: Emit, frame: bytes = b"") -> None:
         """Hand the cell to its ranks, now or when all of them are up; `frame` is the encoded command."""
         if len(command.ranks) > self.command.size:
-            self._take_room(len(command.ranks))
+            self._use_room(len(command.ranks))
         if not self._states.move(Trigger.CELL):
-            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), tell=tell)
+            self.pending = PendingCell(command=command, descriptors=Descriptors(descriptors.take()), emit=emit)
             return
         self.store.begin_use()
         for rank in self.ranks:
@@ -263,13 +263,13 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             command,
             ranks=ranks,
             loop=self._loop,
-            output=self._output.start_run(command.run, tell),
-            tell=tell,
+            output=self._output.start_run(command.run, emit),
+            emit=emit,
             spans_nodes=self.store.spans_nodes,
         )
-        self._output.send_stray_notes(command.run, self.ranks, tell)
+        self._output.send_stray_notes(command.run, self.ranks, emit)
         for text in self._news:
-            tell(m.Noted(run=command.run, rank=None, text=text), ())
+            emit(m.Noted(run=command.run, rank=None, text=text), ())
         self._news.clear()
         run.later(COUNT_AFTER_S, self._oom_kills.count)
         run.begin_watching(self.gpus)
@@ -314,7 +314,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 self._on_ready(rank, message)
             case m.DeviceSettled():
                 self._on_reset(rank)
-            case m.DeviceDrained():
+            case m.DeviceProgress():
                 self._group_repair.on_report(message, self.run)
             case m.Wrote():
                 self._output.write_late(rank.number, message)  # from a thread of an earlier run
@@ -323,7 +323,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             case m.Returned() | m.Failed() | m.Interrupted():
                 self._on_end_of_cell(rank, message, tuple(fds))
             case m.DebuggerPrompted() | m.DebuggerLeft() if self.run is None:
-                self.tell(message, ())  # from the debugging of a run that has failed
+                self.emit(message, ())  # from the debugging of a run that has failed
             case _:
                 if self.run is not None:
                     self.run.on_message(message, tuple(fds))
@@ -429,7 +429,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
             # The next cell has to wait until the ranks of all nodes have met anew, and must know beforehand.
             if self.store.spans_nodes and not self.closed:
                 lost = (rank.number,)
-                self.tell(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
+                self.emit(m.WorkerGroupChanged(group=self.name, workers=self.infos(), lost=lost), ())
 
     def _why_not_started(self, rank: Rank, code: int | None) -> str:
         error = exit_info.device_error(rank.streams.stderr_tail)
@@ -446,7 +446,7 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 "--ranks N."
             )
         lines = "\n".join(exit_info.last_lines(rank.streams.stderr_tail))
-        return f"rank {rank.number} {exit_info.told(code)} before it was ready.\n{lines}".rstrip()
+        return f"rank {rank.number} {exit_info.describe_end(code)} before it was ready.\n{lines}".rstrip()
 
     def _start_again(self, rank: Rank, reason: str) -> None:
         """Replace a rank that died while starting; on another GPU if its own cannot be used."""
@@ -500,11 +500,11 @@ class RankDebuggers:
     """The debuggers of the ranks of a worker group.
 
     Args:
-        tell: Sends an event to the kernel.
+        emit: Sends an event to the kernel.
     """
 
-    def __init__(self, ranks: RankTable, tell: Tell) -> None:
-        self._ranks, self._tell = ranks, tell
+    def __init__(self, ranks: RankTable, emit: Emit) -> None:
+        self._ranks, self._emit = ranks, emit
         self.failed_run = ""
         """Id of the last run if it failed, so that its ranks keep its state for a debugger; else empty."""
 
@@ -524,4 +524,4 @@ class RankDebuggers:
         if not (run := run or self.failed_run):
             return
         gone = f"rank {rank} has ended, so its memory is gone."
-        self._tell(m.DebuggerLeft(run=run, rank=rank, text=gone, at_s=time.monotonic()), ())
+        self._emit(m.DebuggerLeft(run=run, rank=rank, text=gone, at_s=time.monotonic()), ())

@@ -41,7 +41,7 @@ def code_of_child(pid: int) -> int | None:
     return None
 
 
-def told(code: int | None, *, out_of_memory: bool = False) -> str:
+def describe_end(code: int | None, *, out_of_memory: bool = False) -> str:
     """Describe how a process ended, as the end of a sentence: `was killed by SIGKILL`, `ended with exit status 3`."""
     if code is None:
         return "has ended"

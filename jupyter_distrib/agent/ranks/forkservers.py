@@ -163,7 +163,7 @@ class _Generation:
         if code is None:
             code = exit_info.code_of_child(pid)
         out_of_memory = code == -signal.SIGKILL and self._oom_kills.grown
-        return code, exit_info.told(code, out_of_memory=out_of_memory)
+        return code, exit_info.describe_end(code, out_of_memory=out_of_memory)
 
     def remove(self, link: WatchedLink) -> None:
         if link in self.coming:
@@ -280,11 +280,11 @@ class Forkservers:
     def _on_message(self, link: WatchedLink, message: m.Message) -> None:
         match message:
             case m.ForkserverReady():
-                self._take_ready(link, message)
+                self._on_ready(link, message)
             case m.Forked() | m.ForkFailed():
                 self._on_answer(link, message)
 
-    def _take_ready(self, link: WatchedLink, message: m.ForkserverReady) -> None:
+    def _on_ready(self, link: WatchedLink, message: m.ForkserverReady) -> None:
         generation = self._generation
         if generation is None or link not in generation.coming:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jupyter_distrib.agent.ranks.rank import Rank
-from jupyter_distrib.server.worker_group import Tell
+from jupyter_distrib.server.worker_group import Emit
 from jupyter_distrib.system import reap
 from jupyter_distrib.wire import messages as m
 
@@ -21,11 +21,11 @@ class RankConnections:
         run: Its id.
         ranks: All ranks of the worker group on this node; a live view.
         spans_nodes: Whether ranks of other nodes belong to it; they are cut by their own agents.
-        tell: Reports which connections end on other nodes.
+        emit: Reports which connections end on other nodes.
     """
 
-    def __init__(self, run: str, ranks: Mapping[int, Rank], tell: Tell, *, spans_nodes: bool) -> None:
-        self._run, self._ranks, self._tell, self.spans_nodes = run, ranks, tell, spans_nodes
+    def __init__(self, run: str, ranks: Mapping[int, Rank], emit: Emit, *, spans_nodes: bool) -> None:
+        self._run, self._ranks, self._emit, self.spans_nodes = run, ranks, emit, spans_nodes
         self.cut_any = False
         """Whether any connection was cut."""
 
@@ -37,7 +37,7 @@ class RankConnections:
             ranks = list(self._ranks.values())  # NCCL is aborted on all ranks or on none
         for rank in ranks:
             rank.post(m.CutSockets(run=self._run, inodes=inodes, abort=abort))
-        self._tell_far_ends(self._pids)
+        self._report_far_ends(self._pids)
 
     def cut_remote(self, command: m.CutRemoteSockets) -> None:
         """Cut the connections of all ranks to ranks of another node where the run is being stopped. That includes ranks
@@ -53,11 +53,11 @@ class RankConnections:
         """Cut all connections of a rank that has left the cell, as if its process had ended."""
         self.cut_any = True
         rank.post(m.CutSockets(run=self._run, inodes=reap.sockets_between(self._pids)))
-        self._tell_far_ends([rank.pid])
+        self._report_far_ends([rank.pid])
 
-    def _tell_far_ends(self, pids: list[int]) -> None:
+    def _report_far_ends(self, pids: list[int]) -> None:
         if self.spans_nodes:
-            self._tell(m.Connected(run=self._run, ends=reap.ends_outside(pids)), ())
+            self._emit(m.Connected(run=self._run, ends=reap.ends_outside(pids)), ())
 
     @property
     def _pids(self) -> list[int]:

@@ -17,9 +17,9 @@ from jupyter_distrib.agent.runs.rank_connections import RankConnections
 from jupyter_distrib.agent.runs.stack_requests import StackRequests
 from jupyter_distrib.agent.runs.stop_ladder import StopLadder
 from jupyter_distrib.agent.runs.watch import Watch
-from jupyter_distrib.server.group_health import DrainReports, GroupHealth
+from jupyter_distrib.server.group_health import GroupHealth, ProgressReports
 from jupyter_distrib.server.time_limit import TimeLimit
-from jupyter_distrib.server.worker_group import Tell
+from jupyter_distrib.server.worker_group import Emit
 from jupyter_distrib.system import control_groups
 from jupyter_distrib.system.event_loop import Loop, Timers
 from jupyter_distrib.system.process import state_and_cpu_s
@@ -40,7 +40,7 @@ class NodeRun:
         ranks: All ranks of the worker group, by number; a live view.
         loop: The loop of the agent.
         output: Takes what the ranks print.
-        tell: Takes events for the notebook.
+        emit: Takes events for the notebook.
         spans_nodes: Whether ranks of other nodes take part in it too.
     """
 
@@ -51,23 +51,23 @@ class NodeRun:
         ranks: Mapping[int, Rank],
         loop: Loop,
         output: RunOutput,
-        tell: Tell,
+        emit: Emit,
         spans_nodes: bool,
     ) -> None:
-        self.command, self.output, self.tell = command, output, tell
+        self.command, self.output, self.emit = command, output, emit
         self.pending = set(command.ranks) & ranks.keys()
         """Ranks that have not reached the end of the cell."""
         self.started_s = time.monotonic()
         self.health = GroupHealth()
-        self.drains = DrainReports()
+        self.progress_reports = ProgressReports()
         self.watch: Watch | None = None
         self._ranks, self._loop, self._timers = ranks, loop, Timers(loop)
-        self._connections = RankConnections(command.run, ranks, tell, spans_nodes=spans_nodes)
+        self._connections = RankConnections(command.run, ranks, emit, spans_nodes=spans_nodes)
         self.stacks = StackRequests(
             command.run,
             ranks=lambda: {rank.number: rank for rank in self.running()},
             later=self.later,
-            tell=lambda event: tell(event, ()),
+            emit=lambda event: emit(event, ()),
         )
         self._ladder = StopLadder(command.run, self.running, self._connections, self._timers)
         self._grace = FailureGrace(
@@ -107,13 +107,13 @@ class NodeRun:
             case _:
                 if isinstance(message, m.DebuggerPrompted | m.DebuggerLeft):
                     self._time_limit.on_debugger_event(message)
-                self.tell(message, fds)  # type: ignore[arg-type]
+                self.emit(message, fds)  # type: ignore[arg-type]
 
     def on_end_of_cell(self, rank: Rank, event: m.Returned | m.Failed | m.Interrupted, fds: tuple[int, ...]) -> None:
         """Handle the end of the cell on a rank, after all that the rank wrote before it."""
         rank.streams.drain()
         self.output.flush()
-        self.tell(event, fds)
+        self.emit(event, fds)
         self.pending.discard(rank.number)
         if isinstance(event, m.Returned):
             self.health.sequences.add(event.sequence)
@@ -122,7 +122,7 @@ class NodeRun:
             return
         self.health.clean = False
         if event.awaits_device:
-            self.drains.expect(rank.number)
+            self.progress_reports.expect(rank.number)
         if isinstance(event, m.Failed) and self.pending:
             self._grace.start()
 
@@ -138,7 +138,7 @@ class NodeRun:
             clean=self.health.clean,
             sequences=tuple(self.health.sequences),
         )
-        self.tell(ended, ())
+        self.emit(ended, ())
 
     def begin_watching(self, gpus: Sequence[Gpu]) -> None:
         """Start to probe the ranks; `gpus` are the worker group's, one for each local rank, if it has any."""
@@ -147,7 +147,7 @@ class NodeRun:
             self._loop,
             ranks=lambda: {rank.number: rank for rank in self.running()},
             gpus={rank.number: gpus[rank.order.local_rank] for rank in self.running() if gpus},
-            tell=lambda event: self.tell(event, ()),
+            emit=lambda event: self.emit(event, ()),
             stop=self.stop,
         )
 
@@ -155,13 +155,13 @@ class NodeRun:
         if self.watch is not None:
             self.watch.close()
 
-    def look_closer(self) -> None:
-        """Look closer, see `Watch.look_closer`."""
+    def probe_deeply(self) -> None:
+        """Look closer, see `Watch.probe_deeply`."""
         if self.watch is not None:
-            self.watch.look_closer()
+            self.watch.probe_deeply()
 
     def _time_out(self, limit_s: float) -> None:
-        self.tell(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
+        self.emit(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()), ())
         self.stop()
 
     def stop(self, *, force: bool = False) -> None:
@@ -212,7 +212,7 @@ class NodeRun:
             peak_rss_bytes=peak_rss_bytes,
             at_s=time.monotonic(),
         )
-        self.tell(exited, ())
+        self.emit(exited, ())
         self.health.clean = False
         self.pending.discard(rank.number)
 
@@ -224,7 +224,7 @@ class NodeRun:
         self.output.flush()
         pids = {rank.number: rank.pid for rank in ranks}
         for event in endings.exits(self.command.run, pids, asked=True, reason=reason):
-            self.tell(event, ())
+            self.emit(event, ())
         self.health.clean = False
         self.pending.clear()
 
@@ -256,11 +256,11 @@ class FailureGrace:
         if not self._until_s:
             self._until_s = time.monotonic() + GRACE_LIMIT_S
             self._had_s = {pid: state_and_cpu_s(pid)[1] for pid in self._pids()}
-            self._later(GRACE_S, self._look)
+            self._later(GRACE_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if time.monotonic() < self._until_s and any(map(self._starves, self._pids())):
-            self._later(GRACE_S, self._look)
+            self._later(GRACE_S, self._check)
         else:
             self._on_over()
 

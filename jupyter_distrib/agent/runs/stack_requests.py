@@ -29,7 +29,7 @@ class StackRequests:
     Args:
         ranks: The ranks that still execute the cell, by number.
         later: Calls a function after some seconds, unless the run has ended by then.
-        tell: Takes the answers.
+        emit: Takes the answers.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class StackRequests:
         *,
         ranks: Callable[[], Mapping[int, Rank]],
         later: Callable[[float, Callable[[], None]], None],
-        tell: Callable[[m.StackSeen], None],
+        emit: Callable[[m.StackSeen], None],
     ) -> None:
-        self._run, self._ranks, self._later, self._tell = run, ranks, later, tell
+        self._run, self._ranks, self._later, self._emit = run, ranks, later, emit
         self._asked: set[int] = set()
         """Ranks that have not answered yet."""
         self._signalled: set[int] = set()
@@ -55,14 +55,14 @@ class StackRequests:
         for rank in ranks.values():
             rank.post(m.AskStacks(run=self._run))
         if ranks:
-            self._later(ANSWER_S, self._look_from_outside)
+            self._later(ANSWER_S, self._signal_silent)
 
     def on_answer(self, event: m.StackSeen) -> None:
         """Forward the answer of a rank, even a late one."""
         self._asked.discard(event.rank)
-        self._tell(event)
+        self._emit(event)
 
-    def _look_from_outside(self) -> None:
+    def _signal_silent(self) -> None:
         """Signal silent ranks to write their place, where the signal cannot harm them."""
         self._signalled.clear()
         for number, rank in self._silent():
@@ -76,7 +76,7 @@ class StackRequests:
         for number, rank in self._silent():
             frames = exit_info.frames_in(rank.notes.place) if number in self._signalled else ()
             trouble = _trouble(rank, locked=number in self._signalled)
-            self._tell(m.StackSeen(run=self._run, rank=number, frames=frames, trouble=trouble, at_s=time.monotonic()))
+            self._emit(m.StackSeen(run=self._run, rank=number, frames=frames, trouble=trouble, at_s=time.monotonic()))
         self._asked.clear()
 
     def _silent(self) -> list[tuple[int, Rank]]:

@@ -43,7 +43,7 @@ class Watch:
     Args:
         ranks: The ranks that still execute the cell, by number.
         gpus: For each number, its GPU as it was leased; empty for CPU ranks.
-        tell: Takes the events.
+        emit: Takes the events.
         stop: Stops the run.
     """
 
@@ -54,12 +54,12 @@ class Watch:
         *,
         ranks: Callable[[], Mapping[int, Rank]],
         gpus: Mapping[int, Gpu],
-        tell: Callable[[m.Event], None],
+        emit: Callable[[m.Event], None],
         stop: Callable[[], None],
     ) -> None:
-        self._command, self._loop, self._ranks, self._tell = command, loop, ranks, tell
+        self._command, self._loop, self._ranks, self._emit = command, loop, ranks, emit
         self._sampler = UsageSampler(command.run, gpus)
-        self._stalls = Stalls(command, tell=tell, stop=stop)
+        self._stalls = Stalls(command, emit=emit, stop=stop)
         self._closer = False
         """Whether the coordinator has asked for a deep probe at the next tick."""
         self._seen: dict[int, m.ProbeAnswer] = {}
@@ -81,7 +81,7 @@ class Watch:
         self._asked_s.pop(event.rank, None)
         self._seen[event.rank] = event
 
-    def look_closer(self) -> None:
+    def probe_deeply(self) -> None:
         """Probe deeply at the next tick, because ranks of other nodes seem to wait for ranks of this one."""
         self._closer = True
 
@@ -98,10 +98,10 @@ class Watch:
         ranks = self._ranks()
         for number, rank in ranks.items():
             if (sampled := self._sampler.sample(number, rank, self._seen.get(number))) is not None:
-                self._tell(sampled)
-        looks = [self._look(number, ranks.get(number)) for number in self._command.ranks]
+                self._emit(sampled)
+        looks = [self._sighting(number, ranks.get(number)) for number in self._command.ranks]
         if self._command.run_size:
-            self._tell(m.NodeSawRanks(run=self._command.run, looks=tuple(looks)))
+            self._emit(m.NodeSawRanks(run=self._command.run, looks=tuple(looks)))
             deep, self._closer = self._closer, False
         else:
             self._stalls.judge(looks)
@@ -111,7 +111,7 @@ class Watch:
 
     # ------------------------------------------------------------------------------------------------ who waits
 
-    def _look(self, number: int, rank: Rank | None) -> m.RankSighting:
+    def _sighting(self, number: int, rank: Rank | None) -> m.RankSighting:
         if rank is None:
             return m.RankSighting(rank=number, state="left", seen=self._seen.get(number))
         state = self._state(number)

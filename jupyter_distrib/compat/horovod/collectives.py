@@ -90,10 +90,10 @@ def _submit(
     return negotiation, operation
 
 
-def _handle(*submitted: tuple[Negotiation, SubmittedOperation], take: Callable[[list[Any]], Any]) -> int:
-    """Return a handle for a group of operations; `take` combines their results."""
+def _handle(*submitted: tuple[Negotiation, SubmittedOperation], combine: Callable[[list[Any]], Any]) -> int:
+    """Return a handle for a group of operations; `combine` combines their results."""
     number = next(_numbers)
-    _issued[number] = lambda: take([negotiation.wait_for(each) for negotiation, each in submitted])
+    _issued[number] = lambda: combine([negotiation.wait_for(each) for negotiation, each in submitted])
     _polls[number] = lambda: all(negotiation.is_done(each) for negotiation, each in submitted)
     return number
 
@@ -117,7 +117,7 @@ def allreduce_async(
     """Begin to reduce a tensor over the ranks, and return a handle for the result."""
     scales = prescale_factor, postscale_factor
     submitted = _submit("allreduce", tensor, name, process_set, scales=scales, op=chosen_op(average, op))
-    return _handle(submitted, take=_only)
+    return _handle(submitted, combine=_only)
 
 
 def allreduce_async_(
@@ -132,7 +132,7 @@ def allreduce_async_(
     """Begin to reduce a tensor in place, and return a handle."""
     scales = prescale_factor, postscale_factor
     submitted = _submit("allreduce", tensor, name, process_set, tensor, scales, op=chosen_op(average, op))
-    return _handle(submitted, take=_only)
+    return _handle(submitted, combine=_only)
 
 
 def allreduce_(
@@ -192,7 +192,7 @@ def _grouped(
         _submit(kind, tensor, each, process_set, tensor if in_place else None, **fields)
         for tensor, each in zip(tensors, names, strict=True)
     ]
-    return _handle(*submitted, take=list)
+    return _handle(*submitted, combine=list)
 
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **keywords: Any) -> list[torch.Tensor]:
@@ -233,7 +233,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     """Begin to concatenate the ranks' tensors along the first dimension, which may differ; return a handle."""
     if not tensor.dim():
         raise ValueError("allgather needs a tensor with at least one dimension")
-    return _handle(_submit("allgather", tensor, name, process_set), take=_only)
+    return _handle(_submit("allgather", tensor, name, process_set), combine=_only)
 
 
 def grouped_allgather_async(
@@ -255,7 +255,7 @@ def broadcast_async(
     """Begin to broadcast one rank's tensor to all, and return a handle."""
     process_set.negotiating()
     submitted = _submit("broadcast", tensor, name, process_set, root=_root(root_rank, process_set))
-    return _handle(submitted, take=_only)
+    return _handle(submitted, combine=_only)
 
 
 def broadcast_async_(
@@ -264,7 +264,7 @@ def broadcast_async_(
     """Begin to broadcast one rank's tensor to all, in place, and return a handle."""
     process_set.negotiating()
     submitted = _submit("broadcast", tensor, name, process_set, tensor, root=_root(root_rank, process_set))
-    return _handle(submitted, take=_only)
+    return _handle(submitted, combine=_only)
 
 
 def broadcast_(
@@ -295,8 +295,8 @@ def alltoall_async(
         raise ValueError(f"splits must have {size} numbers with the sum {tensor.shape[0]}; got {parts}")
     submitted = _submit("alltoall", tensor, name, process_set, splits=tuple(parts))
     if splits is None:
-        return _handle(submitted, take=lambda results: results[0][0])
-    return _handle(submitted, take=_only)
+        return _handle(submitted, combine=lambda results: results[0][0])
+    return _handle(submitted, combine=_only)
 
 
 def reducescatter_async(
@@ -310,7 +310,7 @@ def reducescatter_async(
     """Begin to reduce a tensor and to give each rank a part of the rows; return a handle."""
     _check_scattered(tensor, op)
     scales = prescale_factor, postscale_factor
-    return _handle(_submit("reducescatter", tensor, name, process_set, scales=scales, op=op), take=_only)
+    return _handle(_submit("reducescatter", tensor, name, process_set, scales=scales, op=op), combine=_only)
 
 
 def grouped_reducescatter_async(
@@ -337,7 +337,7 @@ def _check_scattered(tensor: torch.Tensor, op: str) -> None:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of the set have called it."""
-    synchronize(_handle(_submit("barrier", torch.empty(0), None, process_set), take=_only))
+    synchronize(_handle(_submit("barrier", torch.empty(0), None, process_set), combine=_only))
 
 
 def join(device: int = -1) -> int:

@@ -141,7 +141,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     ranks = added.ranks or []
     if not ranks or ranks[0] < 0 or ranks[-1] >= size():
-        raise ValueError(f"a process set has some of the ranks 0 to {size() - 1}; got {ranks}")
+        raise ValueError(f"a process set must contain ranks from 0 to {size() - 1}; got {ranks}")
     if same := next((each for each in _sets.values() if each.ranks == ranks), None):
         raise ValueError(f"there is a process set of the ranks {ranks} already: {same}")
     _add(added, max(_sets) + 1)

@@ -37,7 +37,7 @@ class Negotiation:
         self._new: list[SubmittedOperation] = []
         self._mine: dict[str, SubmittedOperation] = {}
         """This rank's pending operations, by name."""
-        self._told: dict[str, dict[int, CollectiveRequest]] = {}
+        self._announced: dict[str, dict[int, CollectiveRequest]] = {}
         """All ranks' pending operations, by name, in the order in which they were announced."""
         self._numbers: dict[str, int] = {}
         self._requests: list[CollectiveRequest] = []
@@ -80,7 +80,7 @@ class Negotiation:
             texts = self._round.texts(wait=wait)
             if texts is not None:
                 self._round = None
-                self._take(texts)
+                self._process_round(texts)
         except RuntimeError as error:
             raise HorovodInternalError(
                 f"the ranks cannot agree on the next operation; one may be lost: {error}"
@@ -122,7 +122,7 @@ class Negotiation:
         fields = [self._numbers.get(text, text) for text in told]
         return json.dumps([int(self._is_joining), fields], separators=(",", ":"))
 
-    def _take(self, texts: list[str]) -> None:
+    def _process_round(self, texts: list[str]) -> None:
         """Process the announcements of all ranks, in the same way on each of them."""
         for rank, text in enumerate(texts):
             joins, fields = json.loads(text)
@@ -130,7 +130,7 @@ class Negotiation:
                 self._joined.append(rank)
             for each in fields:
                 request = self._requests[each] if isinstance(each, int) else self._numbered(each)
-                self._told.setdefault(request.name, {})[rank] = request
+                self._announced.setdefault(request.name, {})[rank] = request
         perform([*self._agreed()], self._of)
         if len(self._joined) == len(self._of.ranks):
             self._is_joining = False
@@ -144,9 +144,9 @@ class Negotiation:
     def _agreed(self) -> Iterator[AgreedOperation]:
         """Remove and yield the operations that all ranks have issued; mark impossible ones as failed."""
         needed = set(range(len(self._of.ranks))) - {*self._joined}
-        ready = [name for name, by_rank in self._told.items() if needed <= by_rank.keys()]
+        ready = [name for name, by_rank in self._announced.items() if needed <= by_rank.keys()]
         for name in ready:
-            by_rank = dict(sorted(self._told.pop(name).items()))
+            by_rank = dict(sorted(self._announced.pop(name).items()))
             mine = self._mine.pop(name, None)
             error = disagreement({self._of.ranks[rank]: request for rank, request in by_rank.items()})
             if not error and len(by_rank) < len(self._of.ranks):

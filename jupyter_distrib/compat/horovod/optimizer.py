@@ -50,9 +50,9 @@ class GradientAverager:
         self.is_synchronized = False
         self.synchronizes = True
         for each in names:
-            each.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+            each.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
 
-    def _take(self, parameter: torch.Tensor) -> None:
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
         """Issue the reduction of a gradient once it is complete; called in the backward pass."""
         if parameter in self.handles or self._left[parameter] <= 0:
             raise AssertionError(

@@ -107,10 +107,10 @@ class Launched:
                     if rank in self.run.record.ranks and not self._ended:
                         self._output.write(rank, text.stream, text.text.encode())
                 case event if isinstance(event, FROM_RANKS) and event.rank in self.run.record.ranks:
-                    self._take(event, rank := event.rank or 0)
+                    self._on_event(event, rank := event.rank or 0)
         return rank
 
-    def _take(self, event: Any, rank: int) -> None:
+    def _on_event(self, event: Any, rank: int) -> None:
         match event:
             case m.Started():
                 self._pids[rank] = event.pid

@@ -52,12 +52,12 @@ class LogServer:
         self.port: int | None = None
 
     def start(self, spark_host_address: str = "") -> None:
-        take = self._take
+        serve = self._serve
 
         class LineHandler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 with suppress(OSError, EOFError):
-                    take(self.request)
+                    serve(self.request)
 
         self._server = server = socketserver.ThreadingTCPServer((spark_host_address, 0), LineHandler)
         server.daemon_threads = True
@@ -73,7 +73,7 @@ class LogServer:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
-    def _take(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         with self._lock:
             if len(self._unknown) >= MOST_UNKNOWN:
                 return

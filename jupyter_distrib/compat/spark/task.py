@@ -30,12 +30,12 @@ def execute(
     run: str, token: str, function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
 ) -> Any:
     """Call the function, report to the notebook, and return its value."""
-    teller = Teller(run, token, int(os.environ["RANK"]))
-    teller.tell(m.Started(run=run, rank=teller.rank, pid=os.getpid(), device=_device(), at_s=time.monotonic()))
-    identity.cell = identity.CellState(reporter=(reporter := reporting.Reporter(run, teller.rank, teller.tell)))
+    sender = EventSender(run, token, int(os.environ["RANK"]))
+    sender.send(m.Started(run=run, rank=sender.rank, pid=os.getpid(), device=_device(), at_s=time.monotonic()))
+    identity.cell = identity.CellState(reporter=(reporter := reporting.Reporter(run, sender.rank, sender.send)))
     error: BaseException | None = None
     value = None
-    with teller.streams():
+    with sender.streams():
         try:
             value = function(*args, **keywords)
         except BaseException as raised:  # noqa: BLE001 - foreign code; raised again below
@@ -43,7 +43,7 @@ def execute(
         identity.cell = identity.CellState()
         reporter.close()
     left = isinstance(error, SystemExit) and error.code in (None, 0)
-    teller.tell(_end(run, teller.rank, None if left else error))
+    sender.send(_end(run, sender.rank, None if left else error))
     if error is not None and not left:
         os._exit(1)  # the notebook has the traceback, and exit handlers of frameworks may wait for other ranks
     return value
@@ -68,7 +68,7 @@ def _end(run: str, rank: int, error: BaseException | None) -> m.RunEvent:
     return m.Failed(run=run, rank=rank, failure=described, at_s=at_s)
 
 
-class Teller:
+class EventSender:
     """Sends events to the notebook, through the original standard output of this process."""
 
     def __init__(self, run: str, token: str, rank: int) -> None:
@@ -78,7 +78,7 @@ class Teller:
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, name="jupyter_distrib-watch", daemon=True).start()
 
-    def tell(self, event: m.RunEvent) -> None:
+    def send(self, event: m.RunEvent) -> None:
         self._write(lines.of_event(self._token, self.rank, event))
 
     def _write(self, found: Iterator[str]) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 LARGER_IS_BETTER = ("acc", "auc", "f1", "precision", "recall", "reward", "score", "bleu", "iou")
-"""Beginnings of the last word of a metric's name for metrics where higher is better."""
+"""Prefixes of a metric name's last word that mean higher is better."""
 SMALLER_IS_BETTER = ("loss", "err", "perplexity", "ppl", "nll", "mse", "mae", "rmse", "cost")
-"""The same for metrics where lower is better."""
+"""Prefixes that mean lower is better."""
 
 Point = tuple[float, float]
 

@@ -50,7 +50,7 @@ Unpack = Callable[[m.Parcel], BaseException | None]
 E = TypeVar("E", bound=BaseException)
 LAST_LINES = 20
 MOST_LINES = 200
-"""Number of lines of a traceback that outlives its kernel: an exception may have any number of notes."""
+"""Maximum number of lines of a traceback that outlives its kernel: an exception may have any number of notes."""
 LINE_CHARACTERS = 2000
 
 _BUS_ERROR = (

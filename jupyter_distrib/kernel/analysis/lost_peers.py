@@ -1,4 +1,4 @@
-"""Whether a rank failed only because another rank had gone. Kernel side; pure functions of a `RunRecord`.
+"""Finds out whether a rank failed only because another rank had gone. Kernel side; pure functions of a `RunRecord`.
 
 Two facts are needed: the exception comes from torch.distributed, its backends or TensorFlow's collectives and says
 that a peer has gone; and another rank did leave. The second is needed because a connection of the user's own that is

@@ -28,9 +28,9 @@ Row = dict[str, float | int | None]
 class Metrics(Sequence[Row]):
     """The reported numbers of one run: a sequence of rows, one for each report that the record keeps.
 
-    A row has `rank`, `step`, `seconds` since the first rank began, and each metric by its name; None for those that
-    this report did not have. The record keeps up to 1,000 reports of a rank, evenly spaced over the run; those
-    of steps that a restart has repeated are left out.
+    A row has `rank`, `step`, `seconds` since the first rank began, and each metric by its name; None for a
+    metric that this report did not have. The record keeps up to 1,000 reports of a rank, evenly spaced over the run;
+    reports of steps that a restart has repeated are left out.
     """
 
     names: tuple[str, ...]

@@ -7,7 +7,7 @@
     owner(filename)             the cell, the user, a library or this package
 
 Of a stack only the user's frames are shown, and the library's frame that raised the exception; none of this package. A
-frame's file may be on another machine, where Python is in other folders, so its owner is told by the name alone and no
+frame's file may be on another machine, where Python is in other folders, so its owner is found by the name alone and no
 file is read.
 """
 

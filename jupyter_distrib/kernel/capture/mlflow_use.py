@@ -136,11 +136,11 @@ def _modules_name_it(source: str, functions: list[FunctionType], read: Iterable[
     names -= _NOT_OF_USERS
     if not names:
         return False
-    seen, beside = set[str](), _beside()
-    return any(_module_names_it(name, seen) for name in names if name in sys.modules or name in beside)
+    seen, modules = set[str](), _notebook_modules()
+    return any(_module_names_it(name, seen) for name in names if name in sys.modules or name in modules)
 
 
-def _beside() -> set[str]:
+def _notebook_modules() -> set[str]:
     """Return the names of the modules in the notebook's folder."""
     try:
         return {name.removesuffix(".py") for name in os.listdir(".")}

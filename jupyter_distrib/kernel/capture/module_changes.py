@@ -100,7 +100,7 @@ class ModuleChanges:
             namespace: The names of the notebook.
             setups: Returns the sources of the set-ups, in which changes hold on the ranks.
         """
-        self._look_at_cells(namespace)
+        self._scan_cells(namespace)
         touched = {each for each in self._touched(source, inputs, namespace) if not is_only_here(each)}
         if not touched:
             return []
@@ -118,24 +118,24 @@ class ModuleChanges:
             values += [namespace[name] for name in reachable(inputs, namespace)]
         return {name for value in values if (name := _home(value))} | set(_imported_modules(source))
 
-    def _look_at_cells(self, namespace: Mapping[str, Any]) -> None:
+    def _scan_cells(self, namespace: Mapping[str, Any]) -> None:
         cells = namespace.get("In")
         if not isinstance(cells, list):
             return
         for number in range(self._read, len(cells)):
             text = cells[number]
             if isinstance(text, str) and ("import" in text or _PERHAPS.search(text)):
-                self._look_at(text, f"Cell In[{number}]", namespace)
+                self._scan_cell(text, f"Cell In[{number}]", namespace)
         self._read = len(cells)
 
-    def _look_at(self, text: str, cell: str, namespace: Mapping[str, Any]) -> None:
+    def _scan_cell(self, text: str, cell: str, namespace: Mapping[str, Any]) -> None:
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
             return
         for node in _statements(tree.body):
             if body := _body_of_magic(node):
-                self._look_at("\n" + body, cell, namespace)
+                self._scan_cell("\n" + body, cell, namespace)
             for name, module, attribute in _bound_by_import(node):
                 self._imports[name] = module, attribute
             for target, registers in _changed_by(node):

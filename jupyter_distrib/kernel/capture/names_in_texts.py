@@ -1,5 +1,5 @@
-"""The names that a cell reads by a text: `'model' in globals()`, `globals()['model']`, `eval('2 * x')`, `__main__.x`.
-Pure: in the kernel's main thread; executes nothing of the cell."""
+"""The names that a cell reads through string literals, as in `'model' in globals()`, `globals()['model']` or `eval('2 *
+x')`, or through `__main__.x`. Pure: in the kernel's main thread; executes nothing of the cell."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 MARK = re.compile(r"(?<![\w.])(globals|locals|vars|dir|eval|exec)\s*\(|__main__|user_ns|user_global_ns")
-"""Is in the source of a cell that has such an expression."""
+"""Matches the source of every cell that has such an expression."""
 _OF_SCOPE = ("locals", "vars", "dir")
 """Functions that give the names of the notebook outside of functions and classes."""
 _LOOKUPS = ("get", "pop", "setdefault", "__getitem__", "__contains__")
 
 
 def add(program: ast.Module) -> None:
-    """Put names that a cell reads by a text beside the expressions that do. Only for the analysis; none of the names is
-    read for certain. A text that the cell puts together is not found, nor one in a very deep expression."""
+    """Add names that a cell reads through string literals, such as `eval('x')`, to the analysis, as names that may be
+    read. A string that the cell computes is not found, nor a literal in a very deep expression."""
     with suppress(RecursionError):
         _NamesInTexts().visit(program)
 
@@ -34,18 +34,18 @@ class _NamesInTexts(ast.NodeTransformer):
         self._depth += is_scope
         visited = super().visit(node)
         self._depth -= is_scope
-        return _beside(visited, names) if names else visited
+        return _with_names(visited, names) if names else visited
 
 
-def _beside(node: Any, names: Iterable[ast.expr]) -> ast.AST:
+def _with_names(node: Any, names: Iterable[ast.expr]) -> ast.AST:
     nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
     later = ast.Lambda(args=nothing, body=ast.Tuple(elts=list(names), ctx=ast.Load()))
-    beside = ast.Tuple(elts=[node, later], ctx=ast.Load())
-    return ast.fix_missing_locations(ast.copy_location(beside, node))
+    both = ast.Tuple(elts=[node, later], ctx=ast.Load())
+    return ast.fix_missing_locations(ast.copy_location(both, node))
 
 
 def _names(node: ast.AST, *, in_module: bool) -> list[ast.expr]:
-    """Return the names that an expression reads by a text."""
+    """Return the names that an expression reads through a string literal."""
     match node:
         case ast.Compare(left=ast.Constant(value=str(name)), ops=[ast.In() | ast.NotIn()], comparators=[names]) if (
             _are_names(names, in_module=in_module)

@@ -79,7 +79,7 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
         saved.run: f"{json.dumps(saved.summary())}\n{json.dumps(saved_run.metrics_to(record))}\n"
         for saved, record in runs
     }
-    at = folder()
+    at = _folder_to_write()
     with _locked(at), _present(at) as listing:
         there = {name[_PREFIX:] for name in listing.names}
         try:

@@ -1,5 +1,5 @@
 """The observer that saves each run in the history, a moment after its end or that of the runs that follow at once.
-`observe` is called in the pool's thread and returns at once; a thread of its own writes, and lives for a moment only.
+`observe` is called in the pool's thread and returns at once; a thread of its own writes.
 
 It never fails a run: where nothing can be written, the next run says so, once.
 """

@@ -500,15 +500,15 @@ def _watch_the_end(pid: int) -> None:
     atexit.register(_tell_of_dropped, pid)
 
 
-def _tell_of_dropped(pid: int) -> None:
+def _warn_of_dropped(pid: int) -> None:
     if pid != os.getpid():
         return
     left = [run.record.label for run in session.runs(active=True) if not run.detached or run.state == "queued"]
     if left:
         shown = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if left[3:] else "")
         print(
-            f"{shown}: stopped, since the program has ended before. Wait for a run with its result(), or give "
-            "detach=True to let it go on.",
+            f"{shown}: stopped because the program ended first. Wait for a run with its result(), or let it go on with "
+            "detach=True.",
             file=sys.stderr,
         )
 

@@ -88,7 +88,7 @@ MOST_COMPARED = 200
 MARGIN = 0.1
 """The fraction by which a real peak may exceed that of a dry run; a dry run with less room than that is "tight"."""
 _OURS = "JUPYTER_DISTRIB_"
-_ASK = "from jupyter_distrib.system import confinement_report\nconfinement_report.told()"
+_ASK = "from jupyter_distrib.system import confinement_report\nconfinement_report.describe()"
 """The source with which ranks on other machines report where they are."""
 _AGENT = -1
 """The agent, in a list of ranks."""
@@ -221,7 +221,7 @@ def _no_sidebar(package: Path) -> Finding:
     told = package / "without_sidebar.txt"
     if told.is_file():
         why = record_file.text_of(told, through_links=True)
-        text = f"is missing, since {why} when jupyter_distrib was installed; all else works without it"
+        text = f"is missing because {why} when jupyter_distrib was installed; everything else works without it"
         advice = (
             "install Node.js 20 or newer (https://nodejs.org, conda install nodejs), then jupyter_distrib again: "
             "pip install --force-reinstall --no-deps with the same source"

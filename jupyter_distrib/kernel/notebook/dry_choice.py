@@ -1,6 +1,6 @@
 """Chooses what a dry run plays, and what follows from its answer. In the thread that executes the cell.
 
---dry-run                    one strategy, or those that are possible side by side
+--dry-run                    one strategy, or all possible ones side by side
 --dry-run first              the cell is started only if it fits
 --strategy auto              the first strategy that fits
 """
@@ -171,8 +171,8 @@ def check(answer: DryRun | DryRuns, options: Options) -> None:
     real = runs[0]
     if real.verdict in (FAILS, NO_FIT):
         raise DistributedError(
-            f"The cell was not started: by its dry run it {real.verdict}"
-            f"{'' if options.strategy else ' without a strategy'}. To run it all the same, leave out --dry-run first."
+            f"The cell was not started: the dry run says that it {real.verdict}"
+            f"{'' if options.strategy else ' without a strategy'}. To run it anyway, leave out --dry-run first."
         )
 
 
@@ -192,7 +192,7 @@ def chosen(asked: Asked) -> tuple[CellOptions, str]:
     show(DryRuns(tuple(runs)))
     verdicts = "; ".join(f"{run.strategy}: {run.verdict}" for run in runs)
     raise DistributedError(
-        f"--strategy auto found none that fits, so the cell was not started ({verdicts}). To run it all the same, name "
+        f"--strategy auto found none that fits, so the cell was not started ({verdicts}). To run it anyway, name "
         "a strategy."
     )
 

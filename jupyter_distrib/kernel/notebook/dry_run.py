@@ -318,7 +318,7 @@ def _answer(report: dict[str, Any], play: Play) -> DryRun:
     if report["end"] == "refused":
         return answer
     by_line = {(name, line): size for name, line, size in report["by_line"]}
-    guesses = {(name, line): count for name, line, count in report["guesses"]}
+    guessed_lines = {(name, line): count for name, line, count in report["guessed_lines"]}
     return replace(
         answer,
         error=_error(report.get("error")),
@@ -329,8 +329,8 @@ def _answer(report: dict[str, Any], play: Play) -> DryRun:
         peak_bytes=report["peak_bytes"],
         by_kind=report["by_kind"],
         by_line=by_line,
-        guesses=guesses,
-        sources=_sources(cell, [*by_line, *guesses]),
+        guessed_lines=guessed_lines,
+        sources=_sources(cell, [*by_line, *guessed_lines]),
         notes=report["notes"],
         effects=report["effects"],
         memory_here_bytes=report["memory_here_bytes"],

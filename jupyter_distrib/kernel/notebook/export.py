@@ -5,7 +5,7 @@
     the cell
 
 Kernel side, in the thread that executes the magic. Plain values and code that the cell itself names are those of the
-run; the others are those that the notebook has now, because a run must not keep them alive.
+run; the others are taken from the notebook as it is now, because a run must not keep them alive.
 """
 
 from __future__ import annotations

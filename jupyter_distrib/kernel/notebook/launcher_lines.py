@@ -39,7 +39,7 @@ _OF_ACCELERATE = re.compile(r"--(mixed[-_]precision|gradient[-_]accumulation[-_]
 _RESTARTS = re.compile(r"--max[-_]restarts")
 
 
-def told(path: str, arguments: Sequence[str], options: str = "") -> str:
+def replacement(path: str, arguments: Sequence[str], options: str = "") -> str:
     """Return what to write in place of a launcher's line; empty if the path is not a launcher.
 
     Args:
@@ -53,7 +53,7 @@ def told(path: str, arguments: Sequence[str], options: str = "") -> str:
     while words and _VARIABLE.fullmatch(words[0]):
         variables.append(words.pop(0))
     if words[:1] == ["env"] and variables == []:
-        return told(words[1], words[2:], options) if len(words) > 1 else ""
+        return replacement(words[1], words[2:], options) if len(words) > 1 else ""
     name = os.path.basename(words[0]) if words else ""
     if name not in _LAUNCHERS and not _PYTHON.fullmatch(name):
         return ""

@@ -77,7 +77,7 @@ class RedrawSignal:
 
     def wait(self, timeout_s: float) -> None:
         with suppress(queue.Empty):
-            interrupts.take(self._requests, timeout_s)
+            interrupts.get(self._requests, timeout_s)
         self._rung = False
 
 

@@ -224,7 +224,7 @@ class SubmittedView:
 
     def _rows(self) -> list[RunRow]:
         runs = tuple(self._runs)
-        told = told_apart([run.record.label for run in runs], self._given)
+        told = distinctions([run.record.label for run in runs], self._given)
         return [row_of(run, each) for run, each in zip(runs, told, strict=False)]
 
     def _follow(self) -> None:
@@ -239,7 +239,7 @@ class SubmittedView:
         self._view.draw()
 
 
-def told_apart(calls: Sequence[str], given: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+def distinctions(calls: Sequence[str], given: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Return what distinguishes each of several calls: the arguments that differ between them, or else the call
     itself."""
     given = given[: len(calls)]

@@ -77,7 +77,7 @@ def run(
     """
     path = os.path.expanduser(path)  # the shell's part
     if (not os.path.exists(path) or os.access(path, os.X_OK)) and (
-        instead := launcher_lines.told(path, arguments, given)
+        instead := launcher_lines.replacement(path, arguments, given)
     ):
         raise OptionsError(instead.format(command=command))
     for name in OF_CELLS:

@@ -26,7 +26,7 @@ from jupyter_distrib.wire import messages as m
 
 _RANKS = ("rank", "state", "device", "pid", "memory", "load", "node", "pool")
 _NODES = ("node", "CPUs", "memory", "GPUs", "ranks", "held by", "pool")
-_WAITING = ("who waits", "ranks", "for", "pool")
+_WAITING = ("waiting", "ranks", "for", "pool")
 _GPUS = ("GPU", "name", "memory", "mode", "held by")
 _OTHERS = ("other notebook", "ranks", "runs", "keeps")
 _SETUPS = ("set-up", "cell", "begins with")

@@ -85,7 +85,8 @@ def inputs_with(captured: Captured, configuration: Configuration) -> tuple[Input
 
 
 def unread(captured: Captured, configuration: Configuration, pack: Callable[[tuple[Input, ...]], PackedInputs]) -> str:
-    """Return a sentence on the names of a sweep that nothing in the cell reads; empty if there are none.
+    """Return a sentence on the names of a sweep that nothing in the cell reads; empty if there are none, or if the cell
+    or a function that it calls may read any name.
 
     Args:
         captured: The cell, with the values of a configuration among the notebook's names.

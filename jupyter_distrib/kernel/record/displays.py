@@ -76,7 +76,7 @@ class RankClearing:
     def after_output(self, name: str, fed: Fed, displays: Displays) -> Displays:
         """Apply the clearing found in this stream. Return the displays that remain."""
         self._lines.clear(self._rank, name)
-        self._take_effect(fed.cleared)
+        self._apply_clearing(fed.cleared)
         if 0 < self._waiting <= fed.cleared:
             self._waiting = 0
             return Displays()
@@ -88,7 +88,7 @@ class RankClearing:
             self._waiting = event.number
             return displays
         self._waiting = 0
-        self._take_effect(event.number)
+        self._apply_clearing(event.number)
         return Displays()
 
     def after_display(self, displays: Displays) -> Displays:
@@ -96,10 +96,10 @@ class RankClearing:
         if not self._waiting:
             return displays
         number, self._waiting = self._waiting, 0
-        self._take_effect(number)
+        self._apply_clearing(number)
         return Displays()
 
-    def _take_effect(self, number: int) -> None:
+    def _apply_clearing(self, number: int) -> None:
         self._cleared = max(self._cleared, number)
         for name, stream in self.streams.items():
             if stream.clear(number):

@@ -59,7 +59,7 @@ def seconds_left(bars: tuple[Progress, ...]) -> float | None:
 
 
 def with_inner(bars: tuple[Progress, ...], before: tuple[Progress, ...]) -> tuple[Progress, ...]:
-    """Return the bars with the inner loops as they were before, unless the next round of those has begun."""
+    """Return the bars, with the inner loops as before unless their next round has begun."""
     if _totals(bars) == _totals(before)[: len(bars)]:
         return (*bars, *(replace(bar, step=0) for bar in before[len(bars) :]))
     return bars

@@ -19,7 +19,7 @@ class NotFinite:
     first: int
     last: int
     is_now: bool
-    """Whether the metric has not been finite again."""
+    """Whether the metric is still not finite."""
 
     @property
     def text(self) -> str:
@@ -35,7 +35,7 @@ class NotFinite:
 
 
 def noted(before: NotFinite | None, step: int, value: float) -> NotFinite | None:
-    """Return what is known of a metric after its next report."""
+    """Return the entry of a metric after its next report; None if it has always been finite."""
     if isfinite(value):
         return before and replace(before, is_now=False)
     if before is not None and before.is_now:
@@ -44,7 +44,7 @@ def noted(before: NotFinite | None, step: int, value: float) -> NotFinite | None
 
 
 def of_points(points: Iterable[tuple[int, float]]) -> NotFinite | None:
-    """Return what is known of a metric after these reports, (step, value)."""
+    """Return the entry of a metric after these reports, (step, value)."""
     found: NotFinite | None = None
     for step, value in points:
         found = noted(found, step, value)

@@ -60,8 +60,8 @@ class Observer(Protocol):
     """An observer of one run."""
 
     ends_in_background: ClassVar[bool] = False
-    """Whether it goes on, instead of being dropped, once nobody waits for the end of the run; later notes are still
-    added to the output. Nobody waits at all for a tracker, whose server may be slow."""
+    """Whether it keeps running, instead of being dropped, once nobody waits for the end of the run; later notes are
+    still added to the output. Nobody waits at all for a tracker, whose server may be slow."""
 
     def begin(self) -> Mapping[str, str]:
         """Return environment variables for the ranks; called once, before the cell is sent. The ranks of an attached

@@ -6,7 +6,7 @@ Part of the fold in `kernel/record/record.py`; kernel side; no thread, no clock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import islice
 
@@ -42,7 +42,7 @@ class Lines:
         self.entries = 0
         self.count = 0
         self._head: list[tuple[int, Line]] = []
-        """Numbered entries, as in the tail, but for good; the numbers rise."""
+        """Numbered entries, as in the tail, but never dropped; the numbers rise."""
         self._tail: deque[tuple[int, Line]] = deque()
         self._first: Counter[int | None] = Counter()
         """The number of lines of each rank in the head."""
@@ -54,7 +54,7 @@ class Lines:
         self._append(line)
 
     def extend(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Append lines of one stream; lines that would be dropped at once, as most of a flood are, are only counted."""
+        """Append lines of one stream; only count lines that would be dropped at once, as in a flood of output."""
         first = 0
         while first < len(texts) and self._has_room_in_head(rank):
             self.append(line_of(rank, stream, texts[first]))

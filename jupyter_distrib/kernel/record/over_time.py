@@ -16,8 +16,8 @@ from jupyter_distrib.kernel.record.timeline import COLUMNS, FEWEST_S, NONE, Cour
 BEHIND, BUSY, MEMORY, WAITING = "behind", "busy", "memory", "waiting"
 TOP = 9
 LEAST_WAIT = 0.1
-"""Minimum part of a stretch of time by which a rank must have waited longer than another rank to count as waiting for
-it."""
+"""Minimum difference between the waits of two ranks, as a part of a stretch of time, for the longer wait to count as
+waiting for the other rank."""
 _Spent = Sequence[float | None]
 """The seconds that a rank spent in communication, up to the end of each part of the time."""
 
@@ -28,7 +28,7 @@ class OverTime:
 
     seconds: float
     ranks: list[int]
-    """The ranks, in the order of the texts: the one furthest behind, or for which others waited longest, first."""
+    """The ranks in row order, the slowest first: furthest behind, or waited for longest."""
     rows: dict[str, list[str]]
     """Kind -> a text for each rank. `behind`: levels of `timeline.Levels`; `busy`: of the GPU, or of a core;
     `memory`; `waiting`: the part of the time spent in communication."""
@@ -54,7 +54,7 @@ class OverTime:
 def over_time(
     courses: Mapping[int, Course], ended_s: Mapping[int, float], *, gpus: bool, memory_bytes: int | None = None
 ) -> OverTime | None:
-    """Return what the ranks did; None for a run of a few seconds.
+    """Return the course of the ranks; None for a run of a few seconds.
 
     Args:
         courses: The course of each rank.
@@ -144,8 +144,8 @@ def _shares(spent: _Spent, length_s: float) -> Iterator[float | None]:
 
 
 def _waits(spent: Mapping[int, _Spent], length_s: float) -> dict[tuple[int, int], float]:
-    """Return how long each rank waited for which other one: of ranks that compute together, the one with the least time
-    in communication came last, and the others waited for it as long as they were there longer."""
+    """Return how long each rank waited for which other one. Of ranks that compute together, the one with the least time
+    in communication came last, and each other rank waited for it: for the difference between their times."""
     waits: dict[tuple[int, int], float] = defaultdict(float)
     shares = {rank: list(_shares(each, length_s)) for rank, each in spent.items()}
     for column in zip(*shares.values(), strict=True):

@@ -70,7 +70,7 @@ class RankRecord:
     prompt: m.DebuggerPrompted | None = None
     """Prompt of the debugger in which the rank is stopped, until the next prompt or until the rank resumes."""
     left_debugger: m.DebuggerLeft | None = None
-    """The end of the last such stop."""
+    """The end of the last stop in the debugger."""
     returned: bool = False
     value: m.Parcel | None = None
     kept: m.KeptNames = field(default_factory=m.KeptNames)
@@ -89,7 +89,7 @@ class RankRecord:
     times: m.PhaseTimes | None = None
     """The time of its training by phase; None if it does not train."""
     peak_tensor_bytes: int | None = None
-    """The most memory that its tensors have had on its GPU at once; None if unknown."""
+    """The peak memory of its tensors on its GPU; None if unknown."""
     gpu_memory_of_all: bool = False
     """Whether the GPU memory counts all processes on the GPU since the rank started; see `Sampled`."""
     course: Course = field(default_factory=Course)

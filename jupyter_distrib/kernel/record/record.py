@@ -67,7 +67,7 @@ class RunRecord:
         self.hung = False
         """Whether the limit was one for a stall (`--hang-timeout`)."""
         self.hopeless = False
-        """Whether it was the limit for a wait that cannot end, because a rank had left the cell."""
+        """Whether it was the limit for waiting for a rank that had left the cell, which cannot end."""
         self.log_directory = ""
         self.stall: m.Stalled | None = None
         """The current stall, or the one in which an ended run was stopped."""
@@ -254,7 +254,7 @@ class RunRecord:
             self._note(f"attempt {event.attempt + 1} of {event.max_restarts + 1}, since {event.cause}")
 
     def _reduce(self, event: m.RanksReduced) -> None:
-        """Continue with the ranks that are left."""
+        """Continue with the remaining ranks."""
         had, self.world_size = self.world_size, len(event.ranks)
         self.ranks = {number: rank for number, rank in self.ranks.items() if number in event.ranks}
         self._note(

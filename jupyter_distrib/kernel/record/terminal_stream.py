@@ -23,12 +23,12 @@ from jupyter_distrib.libraries import tqdm
 from jupyter_distrib.system.data_class import data_class
 
 LINE_CHARACTERS = 4000
-"""The length at which a line is cut, with a note on the length of the rest: a line may have 100 MB."""
+"""The length at which a line is cut, with a note on the rest: a line may be 100 MB long."""
 _UP = "\x1b"
 """The character that stands for one cursor move up after terminal codes are removed; no other escape is left."""
 _CODE = re.compile(r"\x1b(?:\[([0-9;:?<=>!]*)([ -/]*[@-~])|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?")
 _DIGITS = 9
-"""Number of digits that are read, since Python refuses to read thousands, and a rank may print anything."""
+"""Maximum number of digits to read, since Python refuses to read thousands, and a rank may print anything."""
 _UNFINISHED_CODE = re.compile(r"\x1b(?:\[[0-9;:?<=>!]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)\Z")
 _CLEAR = re.compile(r"\x1b\]distrib-clear;(\d{1,9})(;wait)?\x07")
 """The code by which a rank's `clear_output` marks its place among what is printed (`worker/output/displaying.py`)."""
@@ -123,7 +123,7 @@ class Stream:
         """Whether the cursor was moved up onto a bar, so that a newline only steps down again."""
         self._code = ""
         self._styled = False
-        """Whether a code of a colour has come."""
+        """Whether a colour code has come."""
         self._style = ""
         """The style at the beginning of the current line; the head of this file describes styles."""
 

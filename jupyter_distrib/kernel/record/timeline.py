@@ -94,7 +94,8 @@ class Course:
 
 class Levels(NamedTuple):
     """The distance of each rank from the front one, over a run: one text for each rank, with a character for each part
-    of the time. `0` is none, and each level is up to twice as many steps as the one before; `.` is no running rank."""
+    of the time. `0` is no distance, and each level is up to twice as many steps as the one before; `.` means that the
+    rank was not running."""
 
     seconds: float
     rows: Mapping[int, str]

@@ -16,7 +16,7 @@ def runs() -> list[ListedRun]:
 
 def damage() -> str:
     """Return a sentence on unreadable entries of detached runs; empty if there are none. Raises `PoolError`."""
-    damaged = run_list.look(paths.runtime_directory())[1]
+    damaged = run_list.scan(paths.runtime_directory())[1]
     if not damaged:
         return ""
     number, verb = ("one entry", "is") if len(damaged) == 1 else (f"{len(damaged)} entries", "are")

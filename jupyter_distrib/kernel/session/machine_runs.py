@@ -28,7 +28,7 @@ _GOING_ON = ("queued", "starting", "running")
 ENDED_SHOWN = 20
 """Number of ended runs that are listed."""
 ENDED = "ended"
-"""The state of a run that has ended, but nobody knows how."""
+"""The state of a finished run whose outcome is unknown."""
 STOP_S = 15.0
 """Seconds to wait for the end of a run that was asked to stop."""
 ASK_EVERY_S = 0.2

@@ -37,7 +37,7 @@ class Notifier:
         """Return the observer of a run."""
         return _AtEnd(self, run, settings)
 
-    def tell(self, run: ObservedRun, record: RunRecord, settings: Settings) -> None:
+    def notify(self, run: ObservedRun, record: RunRecord, settings: Settings) -> None:
         """Notify the user of a run that has ended."""
         from jupyter_distrib.kernel.history import saved_run
 
@@ -73,4 +73,4 @@ class _AtEnd(Observer):
 
     def observe(self, event: m.RunEvent, record: RunRecord) -> None:
         if type(event) is m.Ended:
-            self._notifier.tell(self._run, record, self._settings)
+            self._notifier.notify(self._run, record, self._settings)

@@ -420,7 +420,7 @@ def runs(*, active: bool | None = None) -> list[Run]:
     """Return the last runs of this notebook and all that are queued or go on, oldest first.
 
     Args:
-        active: True for those that have not ended, False for those that have, None for all.
+        active: True for runs that have not ended, False for ended runs, None for all.
     """
     known = current().history
     return [run for run in known if active is None or run.done() is not active]
@@ -431,7 +431,7 @@ def close() -> None:
     global _current
     if _current is not None and _current.identity.pid == os.getpid():
         _current.queue.close()
-        _current.history_writer.flush()
+        _current.history_writer.close()
         _current.notifier.flush()
         _current.pools.close()
         _current.sent_values.clear()

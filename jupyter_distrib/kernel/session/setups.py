@@ -1,6 +1,6 @@
 """Keeps the set-ups of this notebook: cells that every rank runs once, before its first cell (`%%distributed_setup`).
 
-They are sent with every cell, and each rank runs those that it has not run yet. Kernel side, in the thread that runs
+They are sent with every cell, and each rank runs the ones it has not run yet. Kernel side, in the thread that runs
 cells.
 """
 

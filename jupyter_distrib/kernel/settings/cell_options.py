@@ -128,9 +128,7 @@ def _notify(name: str, text: str) -> str:
     return text
 
 
-NOTIFY = Option(
-    flag="--notify", metavar="TARGET", meaning="command or webhook that is told when a run ends", read=_notify
-)
+NOTIFY = Option(flag="--notify", metavar="TARGET", meaning="command or webhook to notify when a run ends", read=_notify)
 NOTIFY_AFTER = Option(
     flag="--notify-after", metavar="S", meaning="only about runs of at least S seconds", read=at_least_zero
 )
@@ -236,8 +234,8 @@ class Options:
     explain: bool = _declared(
         False, "--explain", "", "show what would be sent, without running", read=switch)
     dry_run: str | None = _declared(
-        None, "--dry-run", "[WHEN]", "play one rank without GPUs and values: does the cell work, and does it fit in "
-        "the memory of a GPU; with `first`, then run it if it does",
+        None, "--dry-run", "[WHEN]", "simulate one rank without GPUs or data: check that the cell works and fits in "
+        "GPU memory; with `first`, then run it if so",
         bare="only", choices=("only", "first"), default="run the cell; alone, `only`",
         synonyms=("simulate", "estimate"))
     strategy_options: dict[str, str] = field(default_factory=dict)
@@ -281,7 +279,7 @@ class Options:
     def given(self) -> dict[str, object]:
         """Return the options that are set, by their keywords, with the strategy's options, but without `env` and the
         pool's options, which may hold secrets."""
-        told = zip(_TOLD, _told(self), strict=True)
+        told = zip(_REPORTED, _reported(self), strict=True)
         given = {name: str(value) if isinstance(value, NumberRange) else value for name, value in told if value}
         return given | self.strategy_options
 
@@ -290,8 +288,8 @@ OF_CELLS = ("out", "keep", "with_", "explain", "sweep", "halt_on_failure")
 """The options about the names of a cell, which a function has no use for."""
 OPTIONS: tuple[Option, ...] = tuple(each.metadata["option"] for each in fields(Options) if each.metadata)
 _BY_NAME = {option.name: option for option in OPTIONS}
-_TOLD = tuple(name for name in _BY_NAME if name != "env")
-_told = attrgetter(*_TOLD)
+_REPORTED = tuple(name for name in _BY_NAME if name != "env")
+_reported = attrgetter(*_REPORTED)
 _MAPPINGS = ("env", "strategy_options", "pool_options")
 
 

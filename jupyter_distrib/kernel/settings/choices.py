@@ -39,7 +39,7 @@ class Choices:
         self._own_pool: tuple[str | None, str] = (None, "")
         """The last choice made in the notebook itself."""
         self._strategy: str | None = None
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._loaded: tuple[FilesState, Settings] | None = None
         """The state of files and environment when last read, and the resulting settings."""
         self._chosen: tuple[Settings, tuple[object, ...], Settings] | None = None
@@ -156,8 +156,8 @@ class Choices:
 
     def unannounced(self, settings: Settings) -> list[str]:
         """Return the sentences on files that are not read or trusted, each once in the life of the kernel."""
-        new = [text for text in settings.ignored if text not in self._told]
-        self._told.update(new)
+        new = [text for text in settings.ignored if text not in self._announced]
+        self._announced.update(new)
         return new
 
     # ------------------------------------------------------------------------------------------------ pools

@@ -5,7 +5,7 @@
     reserved = "ours"             # the same for Databricks' decorator, unless its variable says otherwise
     track = ["mlflow"]            # the experiment trackers of cells that name none
     compat = ["spark"]            # the platforms whose import names are served
-    notify = "notify-send"        # a command or webhook that is told of the end of runs
+    notify = "notify-send"        # a command or webhook to notify when a run ends
     history = 500                 # the saved runs that are kept; `history_days = 90` for how long
 
     [pools.lab]

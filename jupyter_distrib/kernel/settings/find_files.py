@@ -58,6 +58,7 @@ def state(home: str, *, directory: str | None = None) -> FilesState:
 
     Args:
         home: The user's home folder.
+        variables: The environment.
         directory: The folder of the notebook; None for the present one.
     """
     try:

@@ -5,8 +5,10 @@ as `distrib_request` on the kernel's control channel, which is served in a threa
 `control_handlers` is an attribute of ipykernel, not a documented interface: where it is missing, requests come on a
 comm on which the kernel never speaks.
 
-News are messages on one comm with a fixed id, sent only when something has changed, from a thread of its own. Only the
-kernel sends on this comm, since a comm on which both sides send is served only when the running cell has ended
+News are messages on one comm with a fixed id, sent only when something has changed, from a thread of its own. The
+first one, at `%load_ext`, reaches pages that are open already. Until a page has requested something, further ones are
+sent only while a run goes on for some time, for a page that is opened meanwhile; so short cells pay for none. Only
+the kernel sends on this comm, since a comm on which both sides send is served only when the running cell has ended
 (ipykernel 6, and 7.4). It is never opened, so that a front end without our sidebar does not notice it; the sidebar
 finds it with `comm_info_request` and listens on the iopub channel. The overview of an idle kernel does not change, so
 nothing is sent, and the server may end a kernel that is idle.

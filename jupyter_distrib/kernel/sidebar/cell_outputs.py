@@ -79,10 +79,10 @@ class Settled:
 
 
 class Cells:
-    """The cells of this kernel's notebook. `tell` is called with each settled output, as a message for pages."""
+    """The cells of this kernel's notebook. `send` is called with each settled output, as a message for pages."""
 
-    def __init__(self, shell: Any, tell: Callable[[dict[str, Any]], object]) -> None:
-        self._shell, self._tell = shell, tell
+    def __init__(self, shell: Any, send: Callable[[dict[str, Any]], object]) -> None:
+        self._shell, self._send = shell, send
         self._shown: dict[str, Shown] = {}
         """The views whose final output has not been sent yet, by name."""
         self._settled: deque[Settled] = deque(maxlen=KEPT)
@@ -204,7 +204,7 @@ class Cells:
                 self._settled.remove(before)  # of a view to which something was added after its end
         self._settled.append(settled)
         if self._is_last(settled):
-            self._tell(settled.to_message())
+            self._send(settled.to_message())
 
     def _is_last(self, settled: Settled) -> bool:
         """Return whether the cell has not been executed again and is not being executed now."""
@@ -250,7 +250,7 @@ def place(shell: Any) -> CellPlace:
     header = _request_message(shell).get("header") or {}
     date = header.get("date")
     return CellPlace(
-        cell=cell_id(shell),
+        cell=_cell_in(request),
         count=getattr(going_on, "execution_count", None) or 0,
         session=str(header.get("session") or ""),
         asked_at_s=date.timestamp() if isinstance(date, datetime) else 0.0,

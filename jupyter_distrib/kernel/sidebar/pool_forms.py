@@ -75,7 +75,7 @@ class PoolForms:
         pool, name = pool_files.pool_of(definition, current.settings, file.path), str(request.get("id", ""))
         self.end_trial()
 
-        def told(ok: bool, text: str) -> None:
+        def on_result(ok: bool, text: str) -> None:
             with self._lock:
                 if self.trial is not shown:
                     return
@@ -86,7 +86,7 @@ class PoolForms:
         shown = {"id": name, "state": "running", "text": ""}
         with self._lock:
             self.trial = shown
-            self._trial = Trial(pool.kind, pool.options, told)
+            self._trial = Trial(pool.kind, pool.options, on_result)
         self._changed()
         return {}
 

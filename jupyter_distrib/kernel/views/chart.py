@@ -131,7 +131,7 @@ def _drawing(charts: Mapping[str, Sequence[ChartSeries]]) -> Drawing | None:
         marks=tuple(marks),
         left_out=len(changing) - len(shown),
         lines={title: _highlighted(each) for title, each in shown},
-        told=tuple(_described(title, each) for title, each in shown),
+        sentences=tuple(_described(title, each) for title, each in shown),
     )
 
 

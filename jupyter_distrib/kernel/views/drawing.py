@@ -35,7 +35,7 @@ class Drawing:
     """Number of metrics that have no chart here."""
     lines: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     """The points of each chart's first highlighted line."""
-    told: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()
     """One sentence on each chart."""
 
     @property
@@ -45,7 +45,7 @@ class Drawing:
     @property
     def alt(self) -> str:
         """The numbers of all charts in words."""
-        return ". ".join(self.told)
+        return ". ".join(self.sentences)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -86,5 +86,5 @@ def together(drawings: Sequence[Drawing | None]) -> Drawing | None:
         marks=tuple(marks),
         left_out=sum(drawing.left_out for drawing in found),
         lines={title: points for drawing in found for title, points in drawing.lines.items()},
-        told=tuple(text for drawing in found for text in drawing.told),
+        sentences=tuple(text for drawing in found for text in drawing.sentences),
     )

@@ -77,7 +77,7 @@ class DryRun:
     """The peak outside of optimizer steps, which grows with the batch."""
     by_kind: Mapping[str, int] = field(default_factory=dict)
     by_line: Mapping[Line, int] = field(default_factory=dict)
-    guesses: Mapping[Line, int] = field(default_factory=dict)
+    guessed_lines: Mapping[Line, int] = field(default_factory=dict)
     """The lines at which values had to be guessed, and how often."""
     sources: Mapping[Line, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -138,7 +138,7 @@ class DryRun:
         if not self.steps:
             return f"{peak}. No optimizer of torch stepped before the cell ended, so a training run may need more."
         if self.verdict == UNUSED:
-            return "The cell puts nothing on the GPU: move the model there, or choose a strategy, which does."
+            return "The cell puts nothing on the GPU: move the model there, or use a strategy, which moves it for you."
         return f"{peak}." if self.steps > 1 else f"{peak}. The cell ended after one step; a second may need more."
 
     def memory_sentence(self) -> str:
@@ -168,8 +168,8 @@ class DryRun:
         lines = [f"· {text}" for text in (*self.notes, *self.assumed)]
         if self.largest_batch is not None:
             lines.insert(0, f"· {_largest(self)}")
-        if self.guesses:
-            places = ", ".join(_named(line) for line in sorted(self.guesses))
+        if self.guessed_lines:
+            places = ", ".join(_named(line) for line in sorted(self.guessed_lines))
             lines.append(f"· values had to be guessed on {places}: what depends on them may differ in a real run.")
         if self.effects:
             done = "; ".join(f"{what} {', '.join(names)}" for what, names in self.effects.items())

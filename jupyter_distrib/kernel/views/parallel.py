@@ -35,7 +35,7 @@ def drawn(names: Sequence[str], rows: Sequence[Sequence[Value]], best: str, widt
     Args:
         names: The names of the axes, that of the metric last.
         rows: The value of each row on each axis; the best row first.
-        best: What is told of the best row: `the best is lr=0.1`; empty if none is.
+        best: Caption for the best row, such as `the best is lr=0.1`; empty if there is none.
         width: The width of the picture.
     """
     axes = [axis_of(name, [row[place] for row in rows]) for place, name in enumerate(names)]
@@ -52,7 +52,7 @@ def drawn(names: Sequence[str], rows: Sequence[Sequence[Value]], best: str, widt
         spots = tuple((x, BOTTOM - place * (BOTTOM - TOP)) for x, place in zip(across, line, strict=True))
         marks.append(Stroke(spots, colour="others" if row else "first", width=1.0 if row else 1.8))
     told = f"{names[-1]} by {', '.join(names[:-1])}" + (f": {best}" if best else "")
-    return Drawing(names=(), width=width, height=HEIGHT, marks=tuple(marks), left_out=0, told=(told,))
+    return Drawing(names=(), width=width, height=HEIGHT, marks=tuple(marks), left_out=0, sentences=(told,))
 
 
 def axis_of(name: str, values: Sequence[Value]) -> Axis:

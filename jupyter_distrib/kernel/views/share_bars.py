@@ -23,10 +23,12 @@ def picture(record: RunRecord) -> Drawing | None:
     ranks = drawn_ranks(shares)
     marks = [mark for place, rank in enumerate(ranks) for mark in _bar(ROW * place, rank, shares)]
     marks += [mark for place, name in enumerate(PARTS) for mark in _key(ROW * len(ranks), place, name)]
-    told = (
+    sentence = (
         f"Where the time of the training goes: {'; '.join(f'rank {rank}: {percents(shares[rank])}' for rank in ranks)}"
     )
-    return Drawing(names=(), width=WIDTH, height=ROW * (len(ranks) + 1), marks=tuple(marks), left_out=0, told=(told,))
+    return Drawing(
+        names=(), width=WIDTH, height=ROW * (len(ranks) + 1), marks=tuple(marks), left_out=0, sentences=(sentence,)
+    )
 
 
 def _bar(top: int, rank: int, shares: Shares) -> Iterator[Mark]:

@@ -86,7 +86,7 @@ def picture(record: RunRecord) -> Drawing | None:
     marks = [mark for place, each in enumerate(found.rows.items()) for mark in _row(place, *each, row)]
     marks += _legend(found, row * len(found.rows))
     told = f"Steps behind the leading rank over {duration(found.seconds)}: {spoken(found)}"
-    return Drawing(names=(), width=WIDTH, height=height, marks=tuple(marks), left_out=0, told=(told,))
+    return Drawing(names=(), width=WIDTH, height=height, marks=tuple(marks), left_out=0, sentences=(told,))
 
 
 def spoken(found: Levels) -> str:

@@ -86,7 +86,7 @@ class PipeChannel:
 
     def order(self, method: str, *arguments: Any) -> Any:
         """Call a method. The end of the call is reported only for a part of a value, to limit the parts in transit."""
-        if method == "take":
+        if method == "add_part":
             return self.ask(method, *arguments)
         self._send(m.RelayCall(number=0, method=method, arguments=arguments))
         return None
@@ -143,24 +143,24 @@ class PipeChannel:
     def _read(self) -> None:
         self._silent = 0
         try:
-            self._take_all(self._link.read())
+            self._handle_all(self._link.read())
         except (EOFError, OSError):
             self._break(self._reason())
 
-    def _take_all(self, messages: Iterable[tuple[m.Message, list[int]]]) -> None:
-        tell = False
+    def _handle_all(self, messages: Iterable[tuple[m.Message, list[int]]]) -> None:
+        is_due = False
         for message, _ in messages:
             if isinstance(message, m.RelayAlive):
                 with self._lock:
                     self._sent.confirm(message.heard)
             elif is_counted(message):
-                tell |= self._heard.add(len(self._link.frame))
-            self._take(message)
-        if tell:
+                is_due |= self._heard.add(len(self._link.frame))
+            self._handle(message)
+        if is_due:
             self._send(m.RelayAlive(heard=self._heard.count))
         self._hand_over()
 
-    def _take(self, message: m.Message) -> None:
+    def _handle(self, message: m.Message) -> None:
         match message:
             case m.RelayContent():
                 self._values.add(message)
@@ -255,7 +255,7 @@ class PipeChannel:
                 threading.Thread(target=connection.end, name="jupyter_distrib-end", daemon=True).start()
         if self._is_broken:
             return self.lose("it has lost count of the messages")
-        self._take_all(self._link.arrived())
+        self._handle_all(self._link.arrived())
         self._watch()
 
     def _reason(self) -> str:

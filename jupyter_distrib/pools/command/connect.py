@@ -73,7 +73,7 @@ class HostConnection:
         self.log.close()
 
 
-_GIVEN_UP = "the ranks were given up before they had started."
+_GIVEN_UP = "the request was cancelled before the ranks started."
 
 
 class GivenUpConnecting(PoolError):
@@ -150,7 +150,7 @@ class Reconnection:
         while True:
             dialogue = _Dialogue(self.command, _begun(self.command, before.host, before), self.given_up)
             try:
-                heard_there = dialogue.take_up(self.secret, heard, min(until_s, time.monotonic() + ATTEMPT_S))
+                heard_there = dialogue.resume(self.secret, heard, min(until_s, time.monotonic() + ATTEMPT_S))
                 return dialogue.connection, heard_there
             except HostGone:
                 dialogue.give_up()
@@ -219,7 +219,7 @@ class _Dialogue:
         self._send(bootstrap.packed(package) + encode(m.RelayCall(number=1, method="start", arguments=(dict(start),))))
         self.connection.facts.update(self._wait_for_start())
 
-    def take_up(self, secret: str, heard: int, until_s: float) -> int:
+    def resume(self, secret: str, heard: int, until_s: float) -> int:
         """Make the relay use this connection; return the number of messages that it has heard.
 
         Args:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from jupyter_distrib.coordinator.engine import ReservedNodes, Transfer
-from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
+from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, OnReport
 from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.pools.command.channel import PipeChannel
 from jupyter_distrib.pools.command.command import HostCommand
@@ -54,7 +54,7 @@ class MachineHosts:
         """The life of machines of which one has answered."""
         self.facts: dict[str, Mapping[str, Any]] = {}
         self.channels: dict[str, PipeChannel] = {}
-        self.ask = NodeReporter(loop, calls, self._look).ask
+        self.ask = NodeReporter(loop, calls, self._query_nodes).ask
         """See `Coordinator.ask_nodes`."""
         loop.later(WATCH_S, self._watch)
 
@@ -108,7 +108,7 @@ class MachineHosts:
         if record is not None and record.alive and not self.machine.place.is_held():
             self.machine.start_keeper(record.life)
 
-    def _look(self, tell: Tell) -> NodeReport:
+    def _query_nodes(self, on_report: OnReport) -> NodeReport:
         """Report the machines that are up; starts none."""
         record = self.machine.record()
         hosts = None

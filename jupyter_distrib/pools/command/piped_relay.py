@@ -37,7 +37,7 @@ SILENT_ALIVES = 12
 PART_BYTES = 1 << 20
 END_S = 5.0
 """Seconds to wait for the agent to end its ranks and remove its folder."""
-_CALLS = ("describe", "bring", "take", "store", "discard")
+_CALLS = ("describe", "bring", "add_part", "store", "discard")
 
 
 class PipedInbox(RelayInbox):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from jupyter_distrib.agent.gpus.choice import asked
 from jupyter_distrib.coordinator.engine import Reservation, ReservedNodes, Transfer
 from jupyter_distrib.coordinator.node_count import NodeCount
-from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
+from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, OnReport
 from jupyter_distrib.coordinator.part_transfer import PartTransfer
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.command import takeover
@@ -51,7 +51,7 @@ DRIVER_S = 15.0
 """Seconds for which a host waits for its GPU driver."""
 GPUS_S = 2 * DRIVER_S
 """Seconds to wait for a host to tell its GPUs."""
-_GIVEN_UP = "the ranks were given up before they had started."
+_GIVEN_UP = "the request was cancelled before the ranks started."
 Facts = Mapping[str, Any]
 REPORT_S = 1.5
 """Seconds to wait for the hosts to answer."""
@@ -94,7 +94,7 @@ class Engine(Protocol):
     def reserve(self, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None], /) -> Reservation:
         """See `coordinator.engine.Reserve`."""
 
-    def ask(self, tell: Tell, /) -> None:
+    def ask(self, on_report: OnReport, /) -> None:
         """See `Coordinator.ask_nodes`."""
 
 
@@ -113,14 +113,14 @@ class Hosts:
         """Facts reported by hosts, by name."""
         self.channels: dict[str, PipeChannel] = {}
         """The hosts of worker groups, by name."""
-        self.ask = NodeReporter(loop, calls, self._look).ask
+        self.ask = NodeReporter(loop, calls, self._query_nodes).ask
         """See `Coordinator.ask_nodes`."""
 
     def reserve(self, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> HostsReservation:
         """See `coordinator.engine.Reserve`."""
         return HostsReservation(self, command, hello, say)
 
-    def _look(self, tell: Tell) -> NodeReport:
+    def _query_nodes(self, on_report: OnReport) -> NodeReport:
         return report(self.options.hosts, dict(self.facts), dict(self.channels))
 
 
@@ -201,7 +201,7 @@ class HostsReservation:
             if host.name in by_name
         }
         order = [*held, *found.values()]
-        looked = self._look([candidates[channel] for channel in order])
+        looked = self._gpus_of([candidates[channel] for channel in order])
         rooms = [
             candidates[channel].free(has, gpus=self._on_gpus, held=held.get(channel, 0), on_each=on_each)
             for channel, has in zip(order, looked, strict=True)
@@ -317,7 +317,7 @@ class HostsReservation:
         waits for GPUs that are busy."""
         until_s = time.monotonic() + max(self._command.wait_s, LEAVING_S)
         while True:
-            found = self._look(candidates)
+            found = self._gpus_of(candidates)
             gpus = any(each.names for each in found)
             troubles = self._troubles(candidates, found, refused=not gpus)
             try:
@@ -332,7 +332,7 @@ class HostsReservation:
             if self._given_up.wait(AGAIN_S):
                 raise PoolError(_GIVEN_UP)
 
-    def _look(self, candidates: Sequence[_Candidate]) -> list[HostGpus]:
+    def _gpus_of(self, candidates: Sequence[_Candidate]) -> list[HostGpus]:
         """Return the GPUs of the hosts, if the ranks may have some."""
         gpu_type = self._command.gpu_type or ""
         answers = [each.channel.ask("gpus", gpu_type, DRIVER_S) for each in candidates if self._command.gpus]

@@ -99,21 +99,21 @@ def listen(folder: str, secret: str, link: PipeLink) -> None:
     listener.bind(os.path.join(folder, NAME))
     listener.listen()
     threading.Thread(
-        target=_take_all, args=(listener, secret, link), name="jupyter_distrib-takeover", daemon=True
+        target=_accept_all, args=(listener, secret, link), name="jupyter_distrib-takeover", daemon=True
     ).start()
 
 
-def _take_all(listener: socket.socket, secret: str, link: PipeLink) -> None:
+def _accept_all(listener: socket.socket, secret: str, link: PipeLink) -> None:
     in_use: socket.socket | None = None
     while True:
         bringer, _ = listener.accept()
-        if _take(bringer, secret, link):
+        if _accept(bringer, secret, link):
             bringer, in_use = in_use or bringer, bringer
         if bringer is not in_use:
             bringer.close()  # this ends the program at the other end, and its command
 
 
-def _take(bringer: socket.socket, secret: str, link: PipeLink) -> bool:
+def _accept(bringer: socket.socket, secret: str, link: PipeLink) -> bool:
     """Take the pipes that a process brings, if it may bring them; return whether they are in use."""
     if peer_uid(bringer) != os.geteuid():
         return False
@@ -123,7 +123,7 @@ def _take(bringer: socket.socket, secret: str, link: PipeLink) -> bool:
         said, fds, _, _ = socket.recv_fds(bringer, _HELLO_BYTES, 2)
         hello = json.loads(said)
         known = hmac.compare_digest(str(hello["secret"]).encode(), secret.encode())
-        if known and len(fds) == 2 and link.take_up(fds[0], fds[1], int(hello["heard"])):
+        if known and len(fds) == 2 and link.resume(fds[0], fds[1], int(hello["heard"])):
             return True
     for fd in fds:
         os.close(fd)

@@ -65,7 +65,10 @@ class InlineNode(Node):
         size = command.ranks(0)
         if command.load_env:
             names = ", ".join(command.load_env)
-            reason = f"{names} would be read when a program loads, and this one is loaded: use --pool local."
+            reason = (
+                f"{names} can only take effect when a process starts, and the inline pool uses a running one: "
+                "use --pool local."
+            )
             return m.WorkerGroupRefused(group=command.group, reason=reason)
         if command.gpu_type:
             reason = f"--gpu-type {command.gpu_type}, but the inline pool has no GPU; use another pool."
@@ -82,7 +85,7 @@ class InlineNode(Node):
         with descriptors:
             group = self._groups.get(command.group)
             if group is None:
-                return self._tell_no_group(command)
+                return self._report_no_group(command)
             run = self._new_run(command, group, tuple(descriptors))
             if reason := self._cannot(command):
                 run.end()
@@ -118,7 +121,7 @@ class InlineNode(Node):
             )
         return ""
 
-    def _tell_no_group(self, command: m.Execute) -> None:
+    def _report_no_group(self, command: m.Execute) -> None:
         for event in endings.lost(command.run, dict.fromkeys(command.ranks, 0)):
             self._sink(event, NO_DESCRIPTORS)
 

@@ -41,8 +41,8 @@ class InlinePool:
         ignored_options={
             "hang_timeout_s": "its ranks run one after another, so none waits for another",
             "check": "its ranks run one after another, so there are no collectives",
-            "min_ranks": "none of its ranks is lost",
-            "max_restarts": "its ranks run in this process, and none is lost without it",
+            "min_ranks": "its ranks are never lost",
+            "max_restarts": "its ranks run in this process, so a rank cannot be lost on its own",
             "profile": "a cell in the notebook's own process can use torch.profiler itself",
             "wait_s": "its ranks are never busy with something else",
         },

@@ -1,8 +1,8 @@
 """Runs one cell on ranks that have no processes: one rank after another, in the thread that sends it.
 
 What a cell prints goes where the notebook's own output goes, at once, and into the record as well (`_Tee`). The state
-of the process is restored afterwards (`_restored`). Modules are those that the notebook has imported; a file that was
-edited since is not imported again.
+of the process is restored afterwards (`_restored`). Modules are the ones that the notebook has imported; a file
+that was edited since is not imported again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InlineRun:
         self._interrupts = CellInterrupts()
         self._clock = _Clock()
         logs = paths.log_directory()
-        self._output = RunOutput(command.run, logs / command.run, self._clock, self._tell)
+        self._output = RunOutput(command.run, logs / command.run, self._clock, self._emit)
         self._lock = threading.RLock()
         self._over = False
         self._rank: int | None = None
@@ -87,19 +87,19 @@ class InlineRun:
     def show_stack(self) -> None:
         """Report the stack of the rank that is executing the cell; from any thread."""
         if (rank := self._rank) is not None:
-            self._tell(probe.stack_of_main_thread(self.command.run, rank))
+            self._emit(probe.stack_of_main_thread(self.command.run, rank))
 
     def end(self) -> None:
         """Report that the run has ended; later reports of its threads are dropped."""
         self._output.close()
-        self._tell(m.Ended(run=self.command.run, at_s=time.monotonic(), log_directory=self._output.log_directory))
+        self._emit(m.Ended(run=self.command.run, at_s=time.monotonic(), log_directory=self._output.log_directory))
         self._over = True
 
     def _time_out(self, limit_s: float) -> None:
-        self._tell(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()))
+        self._emit(m.TimedOut(run=self.command.run, limit_s=limit_s, at_s=time.monotonic()))
         self.stop()
 
-    def _tell(self, event: m.RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
+    def _emit(self, event: m.RunEvent, descriptors: Descriptors = NO_DESCRIPTORS) -> None:
         with self._lock:
             if self._over:
                 descriptors.close()
@@ -109,15 +109,15 @@ class InlineRun:
     def _execute_rank(self, order: m.WorkerOrder, interrupts: CellInterrupts) -> None:
         run, rank = self.command.run, order.rank
         if interrupts.asked:
-            return self._tell(m.Interrupted(run=run, rank=rank, frames=(), at_s=time.monotonic()))
+            return self._emit(m.Interrupted(run=run, rank=rank, frames=(), at_s=time.monotonic()))
         began_at_s = time.monotonic()
-        self._tell(m.Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=began_at_s))
+        self._emit(m.Started(run=run, rank=rank, pid=os.getpid(), device="cpu", at_s=began_at_s))
         self._rank = rank
-        with identity.taken(order), self._kept_values(rank):
+        with identity.assumed(order), self._kept_values(rank):
             event, fds = self._outcome(rank, began_at_s, interrupts)
         self._rank = None
         self._output.flush()
-        self._tell(event, Descriptors(fds))
+        self._emit(event, Descriptors(fds))
 
     def _outcome(self, rank: int, began_at_s: float, interrupts: CellInterrupts) -> tuple[Outcome, list[int]]:
         """Execute the cell on one rank; no exception of user code leaves this method."""
@@ -161,7 +161,7 @@ class InlineRun:
         fds = list(map(os.dup, self._fds))
         data, buffers = payload.from_parcel(command.inputs, fds[0] if fds else None, fds[1:])
         payload.unpack_inputs(data, buffers, namespace, device="cpu")
-        reporter = reporting.Reporter(command.run, identity.rank(), self._tell)
+        reporter = reporting.Reporter(command.run, identity.rank(), self._emit)
         identity.cell = identity.CellState(strategy=strategy.load("none")(), reporter=reporter)
 
     @contextmanager

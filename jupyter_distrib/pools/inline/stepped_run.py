@@ -31,7 +31,7 @@ class SteppedRun(InlineRun):
         self._stage = Stage([order.rank for order in orders])
         collectives = Collectives(self._stage, self.command.cell.filename)
         self._guards: list[CellInterrupts] = []
-        threads = [threading.Thread(target=self._take_part, args=[order], daemon=True) for order in orders]
+        threads = [threading.Thread(target=self._execute_on_rank, args=[order], daemon=True) for order in orders]
         with in_place_of_torch(collectives) if importlib.util.find_spec("torch") else nullcontext():
             for thread in threads:
                 thread.start()
@@ -42,7 +42,7 @@ class SteppedRun(InlineRun):
                     self._stop_ranks()
         steps.show(collectives.steps, [order.rank for order in orders], collectives.left_out)
 
-    def _take_part(self, order: m.WorkerOrder) -> None:
+    def _execute_on_rank(self, order: m.WorkerOrder) -> None:
         """Execute the cell on one rank, in its thread."""
         self._stage.enter(order.rank)
         guard = CellInterrupts()

@@ -75,7 +75,7 @@ class Guard:
                 start_new_session=True,
             )
 
-    def tell(self, word: str) -> None:
+    def send_outcome(self, word: str) -> None:
         """Tell the guard the outcome of the request: `created` or `refused`; nothing if it was not answered."""
         with suppress(OSError):
             assert self._process.stdin is not None

@@ -31,7 +31,7 @@ WHY_S = 3.0
 """Seconds in which the cluster has to answer a query."""
 SETTLE_S = 1.0
 """Maximum seconds to wait until the cluster says how a pod has ended."""
-GIVEN_UP = "the ranks were given up before they had started."
+GIVEN_UP = "the request was cancelled before the ranks started."
 _WAIT_FOR_IT = "Wait for it with --wait S."
 
 
@@ -93,9 +93,9 @@ class PodJob:
             created = self._kubectl.output("create", "--validate=false", "--output=json", "-f", "-", given=text)
         except KubectlFailed as error:
             if not words.may_have_arrived(str(error)):
-                guard.tell("refused")
+                guard.send_outcome("refused")
             raise
-        guard.tell("created")
+        guard.send_outcome("created")
         with suppress(ValueError):
             self._object = json.loads(created)
         self._watch = Watch(self._kubectl, f"{manifest.REQUEST}={self.name}")
@@ -129,7 +129,7 @@ class PodJob:
                     reason, asked_s = self._why(pods), now_s
                 if now_s > until_s:
                     raise PoolError(f"{reason or f'job {self.name} has no pods yet.'} {_WAIT_FOR_IT}")
-            self._tell(reason)
+            self._say_once(reason)
 
     def _keep(self, pods: Sequence[Any]) -> None:
         for pod in pods:
@@ -140,7 +140,7 @@ class PodJob:
         """Return the words of a command in a pod."""
         return self._kubectl.words("exec", "--stdin", pod, f"--container={self.container}", "--", *python)
 
-    def _tell(self, reason: str) -> None:
+    def _say_once(self, reason: str) -> None:
         if reason and reason != self._said:
             self._said = reason
             self._say(reason)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from jupyter_distrib.coordinator.node_report import NodeReport, Tell
+from jupyter_distrib.coordinator.node_report import NodeReport, OnReport
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.kubernetes import words
 from jupyter_distrib.pools.kubernetes.kubectl import Kubectl, KubectlFailed
@@ -32,17 +32,17 @@ _NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-def look(kubectl: Kubectl, tell: Tell) -> NodeReport:
+def query_nodes(kubectl: Kubectl, on_report: OnReport) -> NodeReport:
     """Return the report. Raises `PoolError` if the cluster does not answer."""
     found: tuple[m.NodeStatus, ...] | None = None
     with suppress(KubectlFailed, KeyError, TypeError, ValueError):  # most users may not see the nodes
         found = nodes(kubectl.asked("nodes", limit_s=ANSWER_S)["items"])
-        tell(NodeReport(nodes=found))
+        on_report(NodeReport(nodes=found))
         if any(node.gpus for node in found):
             with suppress(PoolError):  # fewer still may see the pods of all namespaces, without which nothing is known
                 pods = kubectl.asked("pods", "--all-namespaces", f"--field-selector={_NOT_ENDED}", limit_s=ANSWER_S)
                 found = with_free_gpus(found, pods["items"])
-                tell(NodeReport(nodes=found))
+                on_report(NodeReport(nodes=found))
     try:
         missing = missing_rights(kubectl)
     except PoolError as error:

@@ -39,7 +39,7 @@ class KubernetesCluster:
         self.kubectl = Kubectl(options)
         self._is_checked = False
         self.facts: dict[str, Mapping[str, Any]] = {}
-        self.ask = NodeReporter(loop, calls, partial(report.look, self.kubectl), fresh_s=report.FRESH_S).ask
+        self.ask = NodeReporter(loop, calls, partial(report.query_nodes, self.kubectl), fresh_s=report.FRESH_S).ask
         """See `Coordinator.ask_nodes`."""
         left = partial(guard.delete_left, self.kubectl)
         threading.Thread(target=left, name="jupyter_distrib-left", daemon=True).start()

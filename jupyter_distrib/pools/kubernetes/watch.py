@@ -95,14 +95,14 @@ class Watch:
             assert process.stdout is not None
             for event in _events(process.stdout):
                 heard = True
-                self._take(event)
+                self._on_event(event)
             process.stdout.close()
             if process.wait() and not heard:
                 log.seek(0)
                 self._fail(log.read().decode("utf-8", "replace"))
         return heard
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         pod = event.get("object") or {}
         if pod.get("kind") != "Pod":
             return

@@ -68,14 +68,14 @@ class Keeper:
     def __init__(self, place: Place, record: Record) -> None:
         self._place, self._record = place, replace(record, keeper=os.getpid())
         self._use = Use(place)
-        self._told_to_end = False
+        self._must_end = False
         self._cut_off = False
         """Whether `up` was ended early, so that machines may still come up."""
         self._used_s = time.time()
         signal.signal(signal.SIGTERM, self._terminated)
 
     def _terminated(self, *_: Any) -> None:
-        self._told_to_end = True
+        self._must_end = True
 
     def live(self) -> None:
         """Start the machines, hold them, and end them."""
@@ -167,7 +167,7 @@ class Keeper:
                     return reason
 
     def _asked(self) -> str:
-        return "its keeper was told to end" if self._told_to_end else self._place.asked_for_end()
+        return "its keeper was asked to end" if self._must_end else self._place.asked_for_end()
 
     def _is_free(self) -> bool:
         """Return whether nobody needs the machines at this moment."""
@@ -228,7 +228,7 @@ class Keeper:
 
     def _wait_until_needed(self, limit_s: float) -> None:
         until_s = time.monotonic() + limit_s
-        while time.monotonic() < until_s and self._is_free() and not self._told_to_end:
+        while time.monotonic() < until_s and self._is_free() and not self._must_end:
             time.sleep(LOOK_S)
 
     # ------------------------------------------------------------------------------------------------ files

@@ -69,7 +69,7 @@ class Machine:
                 said = text
                 say(text)
             interrupts.wait(given_up, LOOK_S)
-        raise PoolError("the ranks were given up before they had started.")
+        raise PoolError("the request was cancelled before the ranks started.")
 
     def _news(self, record: Record) -> str:
         if record.state == STARTING:

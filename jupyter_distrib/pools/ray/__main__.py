@@ -23,8 +23,8 @@ from jupyter_distrib.system.subprocess_future import subprocess_future
 
 def main(arguments: Sequence[str], options: dict[str, str]) -> None:
     prepare()
-    look = partial(cluster.look, options.get("address", "auto"), insecure="insecure" in options)
-    looking = subprocess_future(look, int(arguments[0]))
+    find = partial(cluster.find_cluster, options.get("address", "auto"), insecure="insecure" in options)
+    looking = subprocess_future(find, int(arguments[0]))
     serve(arguments, options, partial(_make, looking))
     os._exit(0)  # Ray's own threads take seconds to end, and hold nothing of this package
 

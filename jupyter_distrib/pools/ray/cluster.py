@@ -59,7 +59,7 @@ Looked = tuple[Address, str]
 """Pair of a cluster and Ray's mode of authentication in it."""
 
 
-def look(address: str, *, insecure: bool) -> Looked:
+def find_cluster(address: str, *, insecure: bool) -> Looked:
     """Find the cluster and its authentication mode. Raises `PoolError` within seconds. Sends no user data."""
     found = resolve(address)
     check_port(found)
@@ -67,7 +67,7 @@ def look(address: str, *, insecure: bool) -> Looked:
 
 
 def join(looking: Future[Looked]) -> Address:
-    """Join the cluster found by `look`. Raises `PoolError`, including that of `look`."""
+    """Join the cluster found by `find_cluster`. Raises `PoolError`, including that of `find_cluster`."""
     gc.disable()  # imported objects stay: repeated collections of all of them would take a sixth of Ray's import
     try:
         if not _token():  # no other mode is left, so modules imported so far need not wait
@@ -271,7 +271,7 @@ def probe() -> Any:
     what is wrong with the executable. Ray itself retries for minutes, and does not say why."""
     import ray
 
-    def look(executable: str) -> str:
+    def check_executable(executable: str) -> str:
         import os
         import shlex
         import shutil
@@ -291,7 +291,7 @@ def probe() -> Any:
         said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
         return f"py_executable = {executable!r} on node {node} cannot run Ray's processes ({said}): install Ray there."
 
-    return ray.remote(num_cpus=0, max_retries=0)(look)
+    return ray.remote(num_cpus=0, max_retries=0)(check_executable)
 
 
 def actor_class() -> Any:
@@ -318,8 +318,8 @@ def actor_class() -> Any:
             return self._relay.send(frame, *part)
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
-        def take(self, part: Any, start: int, size_bytes: int) -> None:
-            self._relay.take(part, start, size_bytes)
+        def add_part(self, part: Any, start: int, size_bytes: int) -> None:
+            self._relay.add_part(part, start, size_bytes)
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
         def store(self, segment: str, part: Any, start: int, size_bytes: int) -> None:

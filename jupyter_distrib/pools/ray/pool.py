@@ -59,9 +59,9 @@ class RayPool:
     def try_out(self) -> str:
         """Return a sentence on the cluster. Raises `PoolError` if it cannot be used. Sends no user data."""
         _check_installed()
-        from jupyter_distrib.pools.ray.cluster import look
+        from jupyter_distrib.pools.ray.cluster import find_cluster
 
-        found, mode = look(self._options.get("address", "auto"), insecure="insecure" in self._options)
+        found, mode = find_cluster(self._options.get("address", "auto"), insecure="insecure" in self._options)
         return f"The Ray cluster at {found.shown} answers, and " + (
             "takes your token." if mode == "token" else "asks for no token."
         )
@@ -72,7 +72,7 @@ class RayPool:
 
         address = resolve(self._options.get("address", "auto")).shown  # a coordinator belongs to one cluster
         options = json.dumps({**self._options, "address": address}, sort_keys=True)
-        home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.pools.ray", told=options)
+        home = Home(name=f"ray-{fingerprint(options)}", module="jupyter_distrib.pools.ray", stdin_text=options)
         return greeted(home.reach(), hello, sink, lambda _: lost("the process that holds the Ray cluster has ended"))
 
 

@@ -110,7 +110,7 @@ class RayReservation:
     address_advice = "start Ray there with --node-ip-address and an address that the others reach"
 
     def __init__(self, of: RayCluster, command: m.OpenWorkerGroup, hello: m.Hello, say: Callable[[str], None]) -> None:
-        self._cluster, self._command, self._hello, self._tell = of, command, hello, say
+        self._cluster, self._command, self._hello, self._send_text = of, command, hello, say
         self._wanted = of.wanted
         self._given_up = threading.Event()
         self._lock = threading.Lock()
@@ -207,7 +207,7 @@ class RayReservation:
         name = f"jupyter_distrib: {who} #{need.command.group}.{next(_PLACEMENT_GROUPS)}"
         with self._lock:
             if self._given_up.is_set():
-                raise PoolError("the ranks were given up before they had started.")
+                raise PoolError("the request was cancelled before the ranks started.")
             group = self._group = placement_group(
                 [need.bundle(size) for size in shape], strategy=strategy, name=name, **self._elsewhere(len(shape))
             )
@@ -234,7 +234,7 @@ class RayReservation:
     def _say(self, reason: str) -> None:
         if reason != self._said:
             self._said = reason
-            self._tell(reason)
+            self._send_text(reason)
 
     def _start_actors(self, sizes: Sequence[int], running: Mapping[str, str], *, gpus: bool, client: bool) -> None:
         import ray
@@ -244,7 +244,7 @@ class RayReservation:
         probes = []
         with self._lock:
             if self._given_up.is_set():
-                raise PoolError("the ranks were given up while they were starting.")
+                raise PoolError("the request was cancelled while the ranks were starting.")
             for number, size in enumerate(sizes):
                 place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
                 options = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from jupyter_distrib.coordinator import source_archive
 from jupyter_distrib.coordinator.node_count import NodeCount
-from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, Tell
+from jupyter_distrib.coordinator.node_report import NodeReport, NodeReporter, OnReport
 from jupyter_distrib.coordinator.placement import Placements
 from jupyter_distrib.coordinator.server import Coordinator
 from jupyter_distrib.pools.ray.cluster import Address
@@ -105,16 +105,16 @@ def read_wanted(options: Mapping[str, str]) -> Wanted:
 def reporter(loop: Loop, calls: CallSoon, joined: Future[Address]) -> NodeReporter:
     """Return the reporter of the cluster's nodes; it reports none before the cluster is joined."""
 
-    def look(tell: Tell) -> NodeReport:
+    def query_nodes(on_report: OnReport) -> NodeReport:
         if not joined.done() or joined.exception() is not None:
             return NodeReport()
         import ray  # as set up by the join
 
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        tell(NodeReport(nodes=statuses(nodes, {})))
+        on_report(NodeReport(nodes=statuses(nodes, {})))
         return NodeReport(nodes=statuses(nodes, _free()))
 
-    return NodeReporter(loop, calls, look)
+    return NodeReporter(loop, calls, query_nodes)
 
 
 def statuses(nodes: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]) -> tuple[m.NodeStatus, ...]:

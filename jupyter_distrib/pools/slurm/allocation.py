@@ -98,7 +98,7 @@ class Allocation:
         until_s = time.monotonic() + LOOK_S
         while time.monotonic() < until_s:
             if self._given_up.is_set():
-                raise PoolError("the ranks were given up before they had started.")
+                raise PoolError("the request was cancelled before the ranks started.")
             if select.select([process.stdout], [], [], 0.2)[0]:
                 return command.granted(process.stdout.readline().decode())
         return None
@@ -168,7 +168,7 @@ def notebooks_job(number: str, wait_s: float, say: Callable[[str], None], given_
                 said = text
                 say(f"{text}.")
         if given_up.wait(LOOK_S if job.state in command.QUEUED else LOOK_AGAIN_S):
-            raise PoolError("the ranks were given up before they had started.")
+            raise PoolError("the request was cancelled before the ranks started.")
 
 
 def would_start(options: Mapping[str, str]) -> str:

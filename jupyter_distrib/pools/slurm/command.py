@@ -305,8 +305,8 @@ def refusal(said: str) -> str:
             return f"Slurm does not answer ({words}): try again when its controller is back."
     if held := _GIVEN_BACK.match(command.last_line(said)):
         return (
-            f"salloc gave job {held[1]} back at once, without starting what holds it: leave --no-shell, and any "
-            "command, out of the option salloc."
+            f"salloc gave job {held[1] or held[2]} back at once, without starting what holds it: leave --no-shell, and "
+            "any command, out of the option salloc."
         )
     complaint = refused(said).rstrip(".") or "salloc ended without a word; run it by hand"
     return f"Slurm refuses these ranks: {complaint}."

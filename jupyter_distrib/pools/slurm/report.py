@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 
-from jupyter_distrib.coordinator.node_report import NodeReport, Tell
+from jupyter_distrib.coordinator.node_report import NodeReport, OnReport
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.pools.slurm import command
 from jupyter_distrib.pools.slurm.allocation import job_of, output
@@ -30,7 +30,7 @@ _MOST = 3
 """Maximum number of jobs listed for one node."""
 
 
-def look(options: Mapping[str, str], tell: Tell) -> NodeReport:
+def query_nodes(options: Mapping[str, str], on_report: OnReport) -> NodeReport:
     """Return the report for a pool with these options. Raises `PoolError`."""
     own = [f"--partition={options['partition']}"] if "partition" in options else []
     inside = [f"--nodes={','.join(job_of(options['job']).nodes)}"] if options.get("job") else []
@@ -39,7 +39,7 @@ def look(options: Mapping[str, str], tell: Tell) -> NodeReport:
     said = output("squeue", "--noheader", f"--format={mark}|{_JOBS}", *own, limit_s=ANSWER_S)
     jobs = [line.removeprefix(f"{mark}|") for line in said.split("\n") if line.startswith(f"{mark}|")]
     found = nodes(shown, jobs)
-    tell(NodeReport(nodes=found))
+    on_report(NodeReport(nodes=found))
     if job := options.get("job"):
         return NodeReport(nodes=found, next_rank=f"at once, in job {job}")
     waiting = sum(line.split("|")[2:3] == ["PENDING"] for line in jobs)

@@ -34,7 +34,7 @@ class SlurmCluster:
     def __init__(self, options: Mapping[str, str], loop: Loop, calls: CallSoon, archive: Future[bytes]) -> None:
         self.options, self.loop, self.calls, self.archive = options, loop, calls, archive
         self.facts: dict[str, Mapping[str, Any]] = {}
-        self.ask = NodeReporter(loop, calls, partial(report.look, options), fresh_s=report.FRESH_S).ask
+        self.ask = NodeReporter(loop, calls, partial(report.query_nodes, options), fresh_s=report.FRESH_S).ask
         """See `Coordinator.ask_nodes`."""
         threading.Thread(target=allocation.cancel_left, name="jupyter_distrib-cancel", daemon=True).start()
 

@@ -85,7 +85,7 @@ class SparkPool:
         check(self._options.get("master", ""))
         told = json.dumps({**self._options, "name": "jupyter_distrib"}, sort_keys=True)
         places = [os.environ.get(name) for name in PLACES]
-        home = Home(name=f"spark-{fingerprint(told, *places)}", module="jupyter_distrib.pools.spark", told=told)
+        home = Home(name=f"spark-{fingerprint(told, *places)}", module="jupyter_distrib.pools.spark", stdin_text=told)
         reason = "the process that holds the Spark application has ended"
         return greeted(home.reach(), hello, sink, lambda _: lost(reason))
 

@@ -71,7 +71,7 @@ class SparkCluster(RayCluster):
         """Start the application and join Ray in it; then wait for its end. In a thread of its own."""
         try:
             looking: Future[Looked] = Future()
-            looking.set_result(cluster.look(self._application.start(), insecure=False))
+            looking.set_result(cluster.find_cluster(self._application.start(), insecure=False))
             address = cluster.join(looking)
         except Exception as error:  # noqa: BLE001 - Ray's, or our own sentence
             # First, so that kernels that are refused ask another coordinator.
@@ -150,7 +150,7 @@ class Application:
         command = [sys.executable, "-m", "jupyter_distrib.pools.spark.application"]
         with self._lock:
             if self.ending:
-                raise PoolError("the ranks were given up before Spark was started.")
+                raise PoolError("the request was cancelled before Spark started.")
             # A session of its own, so that a signal to the coordinator's session does not end Spark before Ray.
             self._process = process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -66,7 +66,7 @@ class NodeSawRanks(Event):
 
 
 @message
-class NodeDrained(Event):
+class NodeProgress(Event):
     """Agent to coordinator, after a run on GPUs that failed on its node: how far its ranks got. `KeepNodeGroups` or a
     new store follows."""
 

@@ -248,7 +248,7 @@ class Failed(RunEvent):
     failure: Failure
     at_s: float
     awaits_device: bool = False
-    """Whether the rank must wait for its device before it is ready again: `DeviceDrained` follows, or its end."""
+    """Whether the rank must wait for its device before it is ready again: `DeviceProgress` follows, or its end."""
     broke_device: bool = False
     """Whether the rank's device cannot be used any more, so that the rank ends and is replaced."""
 

@@ -164,7 +164,7 @@ class DeviceSettled(Event):
 
 
 @message
-class DeviceDrained(Event):
+class DeviceProgress(Event):
     """Worker with a device to agent, after a cell that failed: how far it got. `KeepGroups` or `ResetGroups`
     follows."""
 

@@ -18,6 +18,7 @@ checks/     training_checks.py    the checks of a cell's training, and the notes
             tensor_sums.py        the sums by which ranks compare tensors
 ownership.py           the modules that own an optimizer's parameters
 object_collectives.py  the exchange of values between ranks
+traced.py              what `torch.compile` traces in the code of a model
 heuristics.py          the heuristics about a cell, and the option that switches them off
 patches.py             the functions of torch that are replaced for the time of a run
 source_location.py     the line and the loop of the user's code for a note

@@ -66,8 +66,8 @@ HEURISTICS: Mapping[Name, Heuristic] = {
     "old-optimizers": Heuristic(
         what="optimizers that were there before the cell are found through the garbage collector, and belong to the "
         "cell if one of its variables leads to them",
-        without="only those that the cell builds, or gives to `prepare`, train together",
-        place="training/hooks.py: look_around",
+        without="only optimizers that the cell builds, or gives to `prepare`, train together",
+        place="training/hooks.py: find_optimizers",
         test="strategies/test_ddp.py: test_kept_models_go_on_where_they_were_and_epochs_too",
     ),
     "local-variables": Heuristic(

@@ -122,7 +122,7 @@ class RankPdb(pdb.Pdb):
                 raise
             return self.message("--KeyboardInterrupt--")
         finally:
-            interrupts.allowed = before
+            interrupts.stage = before
 
     def canonic(self, filename: str) -> str:
         """Return the canonical name of a file; a cell's name is left as it is, since its source is found under it."""

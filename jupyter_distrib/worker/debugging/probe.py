@@ -54,14 +54,14 @@ class Prober:
         self._begin(run, filename)
         self._sightings.begin()
 
-    def look(self, *, deep: bool) -> m.ProbeAnswer:
+    def probe(self, *, deep: bool) -> m.ProbeAnswer:
         frames = list(_frames(sys._current_frames().get(self._main)))  # noqa: SLF001 - the only way to see a thread
         now_s = time.monotonic()
-        if self._movement.look(frames, self._sightings.counts(), now_s):
+        if self._movement.update(frames, self._sightings.counts(), now_s):
             self._groups = None
         unmoved_s = now_s - self._movement.moved_s
         if deep or (unmoved_s >= DEEP_AFTER_S and self._groups is None):
-            self._groups = self._sightings.look()
+            self._groups = self._sightings.inspect_groups()
         tensor_bytes, reserved_bytes = self._device_memory() or (None, None)
         return m.ProbeAnswer(
             run=self._run,
@@ -103,7 +103,7 @@ class _Movement:
         self._cpu_s = 0.0
         self.moved_s = self.busy_s = time.monotonic()
 
-    def look(self, frames: list[types.FrameType], counts: object, now_s: float) -> bool:
+    def update(self, frames: list[types.FrameType], counts: object, now_s: float) -> bool:
         """Compare with the previous probe; return whether the thread has moved.
 
         Args:

@@ -1,7 +1,7 @@
 """Reloads the user's local modules when their files have changed. Runs in the rank's main thread, between runs.
 
-A module is local if its file is outside the interpreter's own folders: next to the notebook, on its `sys.path`, or
-installed in place.
+Also finds the local modules that an import does not find, since a library of the same name is loaded. A module is local
+if its file is outside the interpreter's own folders: next to the notebook, on its `sys.path`, or installed in place.
 """
 
 from __future__ import annotations

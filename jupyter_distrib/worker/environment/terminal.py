@@ -107,7 +107,8 @@ def _opened() -> tuple[int, int]:
 
 
 def _pass_on_until_end(terminal: int, out: int, process: subprocess.Popen[bytes]) -> bool:
-    """Write to `out` what the command prints. Return whether another process has its terminal when it has ended."""
+    """Write to `out` what the command prints. Return whether another process still holds the
+    terminal after the command exits."""
     has_ended, left = False, REST_BYTES
     with selectors.DefaultSelector() as selector:
         selector.register(terminal, selectors.EVENT_READ)

@@ -57,7 +57,7 @@ class Displayer:
         self._waiting: list[Event] = []
         self._clear_first: m.Cleared | None = None
         """A clearing that takes effect with the next display."""
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         """Kinds of displays that were left out, with a note."""
         self._clears = 0
         """The number of calls of `clear_output`."""
@@ -96,8 +96,8 @@ class Displayer:
 
     def leave_out(self, kind: str) -> None:
         """Add a note, once for each kind, that a display of this MIME type cannot be shown."""
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._noted:
+            self._noted.add(kind)
             text = (
                 f"a display of {kind} is left out, since it needs code in the page: end the cell with the object, and "
                 "the notebook shows what the ranks return"

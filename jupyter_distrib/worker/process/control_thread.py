@@ -40,7 +40,7 @@ class ControlThread:
     Args:
         link: The link to the agent.
         inbox: The queue of commands for the main thread.
-        take_device: Makes the rank's device the current one of this thread: a probe reads the flight recorder, which
+        use_device: Makes the rank's device the current one of this thread: a probe reads the flight recorder, which
             calls CUDA.
     """
 
@@ -54,11 +54,11 @@ class ControlThread:
         prober: Prober,
         groups: Groups,
         debugger: DebuggerChannel,
-        take_device: Callable[[], None],
+        use_device: Callable[[], None],
     ) -> None:
         self._link, self._inbox = link, inbox
         self._messenger, self._interrupts, self._prober, self._groups = messenger, interrupts, prober, groups
-        self._debugger, self._take_device = debugger, take_device
+        self._debugger, self._use_device = debugger, use_device
         self._running = ""
         """The id of the run whose cell is being executed."""
         self._cells = 0
@@ -87,7 +87,7 @@ class ControlThread:
 
     def _serve(self) -> None:
         with suppress(Exception):  # a device that fails also fails in the main thread, which reports it
-            self._take_device()
+            self._use_device()
         while True:
             while self._running and not self._link.wait(FLUSH_EVERY_S):
                 process.flush_unfinished()
@@ -142,7 +142,7 @@ class ControlThread:
         if probe.run != self._running:
             return
         try:
-            answer = self._prober.look(deep=probe.deep)
+            answer = self._prober.probe(deep=probe.deep)
         except Exception:  # noqa: BLE001 - it reads data that the main thread changes; the next probe will succeed
             answer = self._prober.nothing_seen()  # the agent asks again only if it has an answer
         self._messenger.send(answer)

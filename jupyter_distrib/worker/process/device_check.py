@@ -31,14 +31,14 @@ class DeviceCheck:
     """
 
     def __init__(
-        self, order: m.WorkerOrder, framework: Framework, send: Callable[[m.Noted | m.DeviceDrained], None]
+        self, order: m.WorkerOrder, framework: Framework, send: Callable[[m.Noted | m.DeviceProgress], None]
     ) -> None:
         self._rank, self._framework, self._send = order.rank, framework, send
         self.has_device = order.visible_devices is not None
         self._torn: dict[str, str] = {}
         """Keys of kept values that were stopped in the middle of a step, with the labels of the stopped runs."""
 
-    def before_end_is_told(self, command: m.Execute, error: BaseException | None) -> bool:
+    def check_before_end(self, command: m.Execute, error: BaseException | None) -> bool:
         """Return whether the cell broke the device, after sending a note if so; the rank must then exit."""
         if not self.has_device or error is None or not self._framework.is_of_device(error):
             return False
@@ -64,10 +64,10 @@ class DeviceCheck:
             read = [key for key, value in payload.kept_values.items() if id(value) in values]
             self._torn |= dict.fromkeys(read, command.label or command.cell.filename)
         groups = self._framework.groups
-        drained = m.DeviceDrained(
+        progress = m.DeviceProgress(
             run=command.run, rank=self._rank, finished=finished and groups.can_stay(), sequence=groups.sequence()
         )
-        self._send(drained)
+        self._send(progress)
 
     def note_torn(self, command: m.Execute, namespace: dict[str, object]) -> None:
         """Send a note for each value that the cell reads and that was in the middle of a step when a run was

@@ -166,7 +166,7 @@ def _help(link: Link, preloaded: socket.socket | None, command: m.Fork, fds: lis
 def _cannot_fork(error: OSError) -> str:
     if error.errno == errno.EAGAIN:
         return f"{process.TOO_MANY_PROCESSES}, or use fewer ranks."
-    return f"the system cannot fork: {open_files.told(error) or error.strerror}."
+    return f"the system cannot fork: {open_files.advice_on(error) or error.strerror}."
 
 
 def _become_rank(order: m.WorkerOrder, fds: list[int], index: int, *, early: bool, gone: int) -> None:

@@ -49,14 +49,14 @@ def run_worker(
     `gone`, if given, is a pipe that closes when the process that forked this one exits, so that the agent adopts it.
     """
     os.setsid()
-    process.take_streams(stdout_fd, stderr_fd)
-    identity.take(order)
+    process.redirect_streams(stdout_fd, stderr_fd)
+    identity.assume(order)
     os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **identity.device_variables()}
     link = Link(socket.socket(fileno=link_fd))
     messenger = Messenger(link)
     interrupts = Interrupts(messenger)
     interrupts.install()
-    crash_notes.tell_place_on_signal(loading_fd)
+    crash_notes.write_place_on_signal(loading_fd)
     library = set_up_process(order)
     repair = Repair(link_fd, loading_fd)
     worker = Worker(order, link, repair, messenger=messenger, interrupts=interrupts, library=library)
@@ -77,7 +77,7 @@ def set_up_process(order: m.WorkerOrder) -> framework.Framework:
     event_loops.install()
     framework.current.set_up(order)
     try:
-        framework.current.take_device()
+        framework.current.use_device()
     except Exception as error:  # noqa: BLE001 - whatever the driver says
         give_up(f"{crash_notes.NO_DEVICE}{str(error).partition(chr(10))[0] or type(error).__name__}")
     return framework.current
@@ -119,7 +119,7 @@ class Worker:
             prober=prober,
             groups=library.groups,
             debugger=debugger,
-            take_device=library.take_device,
+            use_device=library.use_device,
         )
         self._runner = CellRunner(
             order,
@@ -178,7 +178,7 @@ class Worker:
             self._groups.reset(command.host, command.port, fds[0] if fds else -1)
         except (OSError, RuntimeError) as error:
             if not may_wait or not isinstance(error, OSError):
-                give_up(f"rank {self._order.rank} is replaced: {open_files.told(error) or error}")
+                give_up(f"rank {self._order.rank} is replaced: {open_files.advice_on(error) or error}")
             self._missed = command, fds
         if self.reports_reset:
             self._messenger.send(m.DeviceSettled(rank=self._order.rank))

@@ -41,7 +41,7 @@ def run(path: str, *, strategy: str, options: Mapping[str, str] | None = None) -
     framework.load()
     assert framework.current is not None
     order = _order()
-    identity.take(order)
+    identity.assume(order)
     framework.current.set_up(order)
     groups = framework.current.groups
     groups.reset(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), -1)

@@ -37,7 +37,7 @@ class GroupSightings:
         # No tuple: `gc.get_objects` in another thread could get it half-made, and Python could not complete it.
         return [count for _, group, _ in private.known_groups() for count in _counts(group).values()]
 
-    def look(self) -> tuple[m.GroupSighting, ...]:
+    def inspect_groups(self) -> tuple[m.GroupSighting, ...]:
         entries = [entry for entry in private.recorded_collectives() if not entry["is_p2p"]]
         seen = []
         for name, group, ranks in private.known_groups():
@@ -45,14 +45,14 @@ class GroupSightings:
             for backend in backends:
                 label = name if len(backends) == 1 else f"{name} {backend}"
                 of_backend = [entry for entry in entries if _is_of(entry, name, backend)]
-                seen.append(self._look_into(label, ranks, of_backend, self._base(name, group, backend)))
+                seen.append(self._inspect_group(label, ranks, of_backend, self._base(name, group, backend)))
         return tuple(seen)
 
     def _base(self, name: str, group: Any, backend: str) -> int:
         group_id, counts = self._bases.get(name, (0, {}))
         return counts.get(backend, 0) if group_id == id(group) else 0
 
-    def _look_into(
+    def _inspect_group(
         self, label: str, ranks: tuple[int, ...], entries: list[dict[str, Any]], base: int
     ) -> m.GroupSighting:
         newest = max((entry["pg_id"] for entry in entries), default=0)  # an earlier group may have had the same name

@@ -57,10 +57,10 @@ class Rendezvous:
     ends_at_reset = False
     """Only ranks with a device may exit, and those report the end of a reset in any case."""
 
-    def __init__(self, rank: int, world_size: int, take_device: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, rank: int, world_size: int, use_device: Callable[[], None] = lambda: None) -> None:
         self.store = RankStore(rank, world_size)
         self._pid = os.getpid()
-        self._take_device = take_device
+        self._use_device = use_device
         self._aborting: threading.Thread | None = None
         self.automatic = False
         """Whether a strategy created the default group and the next run can still use it."""
@@ -246,7 +246,7 @@ class Rendezvous:
     def _abort(self) -> None:
         with suppress(Exception):  # the group is gone meanwhile, or cannot be aborted: then `reset` gives the rank up
             self.hold()  # aborting makes torch forget them
-            self._take_device()
+            self._use_device()
             private.abort_groups()
 
     def waits_on_device(self) -> bool:
@@ -257,7 +257,7 @@ class Rendezvous:
         """Wait for all work of the device, interruptibly."""
 
         def wait() -> None:
-            self._take_device()
+            self._use_device()
             torch.get_device_module(identity.device()).synchronize()
 
         waiting = _daemon(wait)

@@ -74,12 +74,12 @@ class PyTorch:
         randomness.begin()
         self.sightings = GroupSightings()
         self._device = Device("" if order.visible_devices is None else order.device)
-        self.groups = process_group.Rendezvous(order.rank, order.world_size, self._device.take)
+        self.groups = process_group.Rendezvous(order.rank, order.world_size, self._device.make_current)
         process_group.install(self.groups)
 
     def prepare(self) -> None:
         phase_clock.clock.begin()
-        self._device.take_again()
+        self._device.make_current_again()
         torch.set_grad_enabled(True)  # an interrupt may have come before a step switched gradients on again
 
     def finish(self, values: Iterable[object]) -> None:
@@ -88,8 +88,8 @@ class PyTorch:
     def device(self, name: str) -> torch.device:
         return torch.device(name)
 
-    def take_device(self) -> None:
-        self._device.take()
+    def use_device(self) -> None:
+        self._device.make_current()
 
     def drain(self, limit_s: float) -> DeviceState:
         return self._device.drain(limit_s)
@@ -149,18 +149,18 @@ class Device:
         self._name = name
         self._module = torch.get_device_module(name) if name else None
 
-    def take(self) -> None:
+    def make_current(self) -> None:
         """Make the GPU the current device of this thread, whose queries would otherwise make a context on the first
         GPU."""
         if self._module is not None:
             self._module.set_device(torch.device(self._name))
 
-    def take_again(self) -> None:
+    def make_current_again(self) -> None:
         """Make the GPU and its default stream the current ones, if an earlier cell has chosen others."""
         if self._module is None:
             return
         if self._module.current_device() != torch.device(self._name).index:
-            self.take()
+            self.make_current()
         if self._name.startswith("cuda") and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_stream(torch.cuda.default_stream())
 
@@ -188,7 +188,7 @@ class Device:
 
     def _synchronize(self, errors: list[str]) -> None:
         try:
-            self.take()
+            self.make_current()
             assert self._module is not None
             self._module.synchronize()
         except Exception as error:  # noqa: BLE001 - after any error of the driver the context is unusable

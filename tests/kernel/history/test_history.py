@@ -630,7 +630,7 @@ def test_a_run_that_cannot_be_written_costs_no_other(
     )
     for run in ("a-1", "a-2", "a-3"):
         writer.put(observed(run), ended(run, []))
-    writer.flush()
+    writer.close()
 
     assert [run.run for run in run_files.load()] == [run for run in ("a-1", "a-2", "a-3") if run != broken]
     assert writer.trouble == str(error)
@@ -649,7 +649,7 @@ def test_runs_that_end_while_others_wait_are_written_with_them(monkeypatch: pyte
 
     monkeypatch.setattr(writer, "_hurry", Waits())
     writer.put(observed("a-1"), ended("a-1", []))
-    writer.flush()
+    writer.close()
 
     assert batches == [["a-1", "a-2", "a-3"]]
 

@@ -133,8 +133,8 @@ def test_charts_bars_and_timeline_are_one_picture_and_leave_no_markup_for_a_sani
 
     picture = html.picture_of(record)
     assert picture is not None
-    assert [text.split(" ")[0] for text in picture.told] == ["loss,", "Where", "Steps"]
-    assert "rank 0 up to" in picture.told[2]
+    assert [text.split(" ")[0] for text in picture.sentences] == ["loss,", "Where", "Steps"]
+    assert "rank 0 up to" in picture.sentences[2]
     chart, bars, course = (
         drawing.height
         for drawing in (chart_of(record), share_bars.picture(record), timeline.picture(record))

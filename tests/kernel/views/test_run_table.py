@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from jupyter_distrib.kernel.notebook.runs_view import texts, told_apart
+from jupyter_distrib.kernel.notebook.runs_view import distinctions, texts
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.views import parallel
 from jupyter_distrib.kernel.views.png import Stroke, Text
@@ -71,7 +71,7 @@ def test_runs_are_compared_by_one_number_in_the_table_and_in_words(
 
     assert [row[0] for row in of_sweep(rows).rows] == order
     assert drawing is not None
-    assert drawing.told[-1] == told
+    assert drawing.sentences[-1] == told
 
 
 def test_a_value_of_several_lines_takes_one() -> None:
@@ -93,4 +93,4 @@ def test_a_value_of_several_lines_takes_one() -> None:
 def test_submitted_runs_are_told_apart_by_what_differs(
     calls: list[str], given: list[dict[str, str]], told: list[dict[str, str]] | None
 ) -> None:
-    assert told_apart(calls, given) == (told or [{"call": call} for call in calls])
+    assert distinctions(calls, given) == (told or [{"call": call} for call in calls])

@@ -108,6 +108,6 @@ def test_the_process_of_the_connections_finds_the_class_in_a_folder_of_the_noteb
     (home,) = started
     done = subprocess.run(
         [sys.executable, "-m", home.module, "0", str(tmp_path), home.name],
-        input=home.told, env={**os.environ, "PYTHONPATH": str(ROOT), "STARTED": "1"}, cwd="/", capture_output=True, text=True, check=False,
+        input=home.stdin_text, env={**os.environ, "PYTHONPATH": str(ROOT), "STARTED": "1"}, cwd="/", capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("made with a,b\n", "")

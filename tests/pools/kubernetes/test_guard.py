@@ -43,7 +43,7 @@ def left(tmp_path: Path) -> list[Path]:
 def test_an_object_is_deleted_once_and_forgotten(told: Told, tmp_path: Path) -> None:
     one = Guard(kubectl(tmp_path), "jobs.batch", "jd-x-1")
     assert len(left(tmp_path)) == 1
-    one.tell("created")
+    one.send_outcome("created")
     one.release()
     assert told() == [DELETE]
     assert not left(tmp_path)
@@ -51,7 +51,7 @@ def test_an_object_is_deleted_once_and_forgotten(told: Told, tmp_path: Path) -> 
 
 def test_nothing_is_deleted_that_was_refused(told: Told, tmp_path: Path) -> None:
     one = Guard(kubectl(tmp_path), "jobs.batch", "jd-x-1")
-    one.tell("refused")
+    one.send_outcome("refused")
     one.release()
     assert told() == []
     assert not left(tmp_path)
@@ -61,7 +61,7 @@ def test_nothing_is_deleted_that_was_refused(told: Told, tmp_path: Path) -> None
 def test_it_is_deleted_though_its_process_is_killed_and_the_cluster_is_away(told: Told, tmp_path: Path) -> None:
     (tmp_path / "away").touch()
     source = "import sys\nfrom tests.pools.kubernetes.test_guard import *\nguard = Guard(kubectl(Path(sys.argv[1])), "
-    source += "'jobs.batch', 'jd-x-1')\nguard.tell('created')\nprint('ready', flush=True)\nsys.stdin.read()"
+    source += "'jobs.batch', 'jd-x-1')\nguard.send_outcome('created')\nprint('ready', flush=True)\nsys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", source, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -80,7 +80,7 @@ def test_it_ends_when_somebody_else_has_deleted_the_object(told: Told, tmp_path:
     one = Guard(kubectl(tmp_path), "jobs.batch", "jd-x-1")
     [path] = left(tmp_path)
     path.unlink()
-    one.tell("created")
+    one.send_outcome("created")
     one.release()
     assert one._process.poll() == 1
     assert len(told()) == 1
@@ -106,14 +106,14 @@ def test_what_is_left_is_deleted_in_its_own_cluster_and_only_if_nobody_has_it(to
     guard.delete_left(kubectl(tmp_path))
     assert [line.partition(" --cascade")[0] for line in told()] == ["--namespace=team delete jobs.batch jd-x-1"]
     assert not (folder / "0").exists()
-    held.tell("refused")
+    held.send_outcome("refused")
     held.release()
 
 
 def test_what_cannot_be_deleted_now_is_kept(told: Told, tmp_path: Path) -> None:
     one = Guard(kubectl(tmp_path), "jobs.batch", "jd-y-1")
     folder = left(tmp_path)[0].parent
-    one.tell("refused")
+    one.send_outcome("refused")
     one.release()
     (tmp_path / "away").touch()
     (folder / "0").write_text(f"{guard.key(kubectl(tmp_path))}\n\njobs.batch\njd-x-1\n")

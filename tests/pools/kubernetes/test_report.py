@@ -8,7 +8,7 @@ from typing import Any
 
 from jupyter_distrib.coordinator.node_report import NodeReport
 from jupyter_distrib.pools.kubernetes.kubectl import Kubectl
-from jupyter_distrib.pools.kubernetes.report import look, nodes, with_free_gpus
+from jupyter_distrib.pools.kubernetes.report import nodes, query_nodes, with_free_gpus
 
 
 def node(name: str, gpus: int) -> dict[str, Any]:
@@ -53,7 +53,7 @@ esac
 """
     )
     program.chmod(0o755)
-    return look(Kubectl({"kubectl": str(program)}), lambda report: None)
+    return query_nodes(Kubectl({"kubectl": str(program)}), lambda report: None)
 
 
 def test_free_gpus_are_told_only_if_all_pods_may_be_listed(tmp_path: Path) -> None:

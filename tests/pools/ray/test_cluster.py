@@ -67,7 +67,7 @@ def test_a_cluster_without_a_token_is_refused_unless_the_user_allows_it(
     monkeypatch.setattr(cluster, "check_port", lambda _: None)
     monkeypatch.setattr(cluster, "_refuses", refuses)
     try:
-        found = cluster.look("127.0.0.1:6379", insecure=insecure)[1]
+        found = cluster.find_cluster("127.0.0.1:6379", insecure=insecure)[1]
     except PoolError as error:
         found = str(error)
     assert said in found

@@ -22,7 +22,7 @@ rank, world_size = 1, 2  # as a cell has them
 
 @pytest.fixture(autouse=True)
 def _on_a_rank() -> Iterator[None]:
-    with identity.taken(
+    with identity.assumed(
         m.WorkerOrder(group="", worker="", agent_pid=0, rank=1, world_size=2, local_rank=1, local_world_size=2)
     ):
         yield

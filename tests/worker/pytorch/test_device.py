@@ -54,7 +54,7 @@ def test_work_that_does_not_end_is_not_waited_for(asked: object, monkeypatch: py
 
 def test_a_cpu_rank_asks_nothing(asked: dict[str, list[object]]) -> None:
     cpu = Device("")
-    cpu.take()
+    cpu.make_current()
     cpu.release_memory()
 
     assert cpu.drain(5.0) == DeviceState()
@@ -127,7 +127,7 @@ def gpu_rank() -> Iterator[None]:
         device="cuda:0",
         visible_devices="0",
     )
-    with identity.taken(order):
+    with identity.assumed(order):
         yield
 
 

@@ -89,7 +89,7 @@ def test_each_backend_is_recognised_by_its_own_numbers(group: FeignedGroup, monk
     recorded = [entry("gloo", 6), entry("gloo", 7, retired=False), entry("nccl", 4, pg_id=1)]
     monkeypatch.setattr(private, "recorded_collectives", lambda: recorded)
 
-    seen = {each.name: each for each in sightings.look()}
+    seen = {each.name: each for each in sightings.inspect_groups()}
 
     assert (seen["0 gloo"].number, seen["0 gloo"].op, seen["0 gloo"].entered) == (2, "all_reduce", 2)
     assert (seen["0 nccl"].number, seen["0 nccl"].entered) == (0, 1)
@@ -106,7 +106,7 @@ dist.barrier()
 sightings.begin()
 dist.barrier()
 own, torchs = private.sequence(group), group._get_sequence_number_for_group()
-print(json.dumps([own, torchs, group.group_name, [(each.name, each.entered) for each in sightings.look()]]))
+print(json.dumps([own, torchs, group.group_name, [(each.name, each.entered) for each in sightings.inspect_groups()]]))
 dist.destroy_process_group()
 """
 """A real group of one rank. Torch 2.9 records collectives only if the variable is set at the first of a process."""

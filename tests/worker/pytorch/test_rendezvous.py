@@ -16,7 +16,7 @@ from jupyter_distrib.wire.messages import WorkerOrder
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.worker.pytorch import process_group as group
 rank, port, fd = map(int, sys.argv[1:4])
-identity.take(WorkerOrder(
+identity.assume(WorkerOrder(
     group="c", worker=f"c.{rank}", agent_pid=1, rank=rank, world_size=2, local_rank=rank, local_world_size=2
 ))
 mine = group.Rendezvous(rank, 2)

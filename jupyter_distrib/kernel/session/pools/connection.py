@@ -66,17 +66,24 @@ class ConnectionState(Enum):
     """State of the connection to a pool."""
 
     REACHED = auto()
+    """Cells run in the pool."""
     LEAVING = auto()
+    """Runs go on in the pool; new cells go elsewhere."""
     CLOSED = auto()
+    """The kernel has left the pool, and its ranks there have ended."""
     LOST = auto()
+    """The pool's process is gone, or does not answer, and all runs there have ended with it."""
 
 
 class GroupState(Enum):
     """State of a worker group, as the kernel knows it; the values are those of the sidebar."""
 
     OPENING = "opening"
+    """Its ranks are starting, or wait for nodes."""
     OPEN = "open"
+    """Its ranks are up."""
     CLOSED = "closed"
+    """It has no ranks any more, or never had any."""
 
 
 @data_class
@@ -490,7 +497,7 @@ class Requests:
 
     def _within(self, box: queue.SimpleQueue[Any]) -> Any:
         try:
-            answer = interrupts.take(box, ANSWER_S)
+            answer = interrupts.get(box, ANSWER_S)
         except queue.Empty:
             raise PoolError(f"the {self._pool} pool has not answered within {ANSWER_S:g} s.") from None
         if isinstance(answer, PoolError):

@@ -415,7 +415,7 @@ class PoolManager:
         say = line.say if say is print else say
         try:
             while not group.opened.is_set():
-                if reason := interrupts.take(group.news):
+                if reason := interrupts.get(group.news):
                     say(f"Waiting: {reason}")
                 else:
                     group.news.put("")  # to wake another thread that waits for the same ranks

@@ -19,8 +19,8 @@ from jupyter_distrib.wire import messages as m
 
 
 def requested(options: CellOptions, connection: Connection, packages: m.Packages | None) -> GroupRequest:
-    """Return the cell's request: for CPU ranks if the pool has no GPUs, unless it may get some or refuses with the
-    reason."""
+    """Return the cell's request. It is for CPU ranks if the pool has no GPUs and cannot get any, unless the pool is to
+    refuse the request for GPUs and say why."""
     size = options.size
     # Nodes with GPUs may join a cluster.
     may_come = size.count is not None and connection.facts.remote

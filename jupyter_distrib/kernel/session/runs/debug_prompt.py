@@ -220,7 +220,7 @@ def _read(prompt: str, is_wanted: Callable[[], bool]) -> str:
 
     Raises:
         Withdrawn: `is_wanted` has become false meanwhile.
-        KeyboardInterrupt: The user has pressed Stop; whoever handles interrupts has been told.
+        KeyboardInterrupt: The user has pressed Stop; the handlers of interrupts have been called.
     """
     with _interruptible() as question:
         watcher = threading.Thread(

@@ -78,12 +78,12 @@ class Feed(Observer):
             self._queue.put(event)
 
     def observe(self, event: m.RunEvent, record: RunRecord) -> None:
-        self._queue.put(_told(event))
+        self._queue.put(_to_message(event))
 
     def wait(self, timeout_s: float) -> Iterator[Event]:
         """Yield the events that have come; wait for one until this time."""
         with suppress(queue.Empty):
-            event = interrupts.take(self._queue, timeout_s)
+            event = interrupts.get(self._queue, timeout_s)
             while True:
                 if event is not None:
                     yield event
@@ -167,7 +167,7 @@ def _so_far(record: RunRecord) -> Iterator[Event]:
         yield {"event": "note", "rank": note.rank, "text": note.text}
 
 
-def _told(event: m.RunEvent) -> Event | None:
+def _to_message(event: m.RunEvent) -> Event | None:
     match event:
         case m.Measured():
             return _metrics(event.rank, event.step, event.values)

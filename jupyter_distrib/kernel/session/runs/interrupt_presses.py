@@ -27,17 +27,17 @@ def interrupts_as_orders(order: Callable[[], object], *, stopped: Callable[[], b
     The previous handler, Python's own or a library's (Spark's, say), is put back before anything else runs, a second
     later if the run was `stopped`.
     """
-    before = signal.getsignal(signal.SIGINT)
+    before = interrupts.handler(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
     if isinstance(before, LateInterrupts):
         before = before.successor
-    signal.signal(signal.SIGINT, lambda signum, frame: order())
+    interrupts.set_handler(signal.SIGINT, lambda signum, frame: order())
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, LateInterrupts(before) if stopped() else before)
+        interrupts.set_handler(signal.SIGINT, LateInterrupts(before) if stopped() else before)
 
 
 class LateInterrupts:

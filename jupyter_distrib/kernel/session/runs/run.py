@@ -422,7 +422,7 @@ class Run:
             self.wait_ended(None)
             return
         if not hasattr(view, "wait_for_news"):  # as an observer it would end the thread that reads the pool's events
-            raise TypeError(f"wait takes no limit of time: use result(timeout={view!r}), after which the run goes on")
+            raise TypeError(f"wait() has no timeout: use result(timeout={view!r}); the run continues if it expires")
         self.observers.add(view)
         self._draw(view)
         while not self.done():
@@ -444,7 +444,7 @@ class Run:
             try:
                 view.draw(self.record, self.elapsed_s)
             except OSError as error:
-                if not open_files.told(error):
+                if not open_files.advice_on(error):
                     raise
             except Exception as error:  # noqa: BLE001 - the output may be anything
                 self._is_drawn = False
@@ -549,7 +549,7 @@ class Run:
         return failures.to_exception(record, unpack_exception, source_of, elapsed_s, bold=True, as_group=as_group)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a run belongs to the notebook that began it: pickle `.result()`, or what else is read of it")
+        raise TypeError("a Run cannot be pickled: pickle run.result() or other values that you read from it")
 
     def __repr__(self) -> str:
         if self.start.state:

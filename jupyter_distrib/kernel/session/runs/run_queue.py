@@ -83,17 +83,17 @@ class RunQueue:
         capacity_of: Returns what a pool has room for, by its name and the options with which the run reaches it, and
             may ask it; in a thread that starts a run.
         on_change: Called when the place or state of a run has changed; from any thread.
-        tell: Called with the runs that are queued or starting, when these have changed; from any thread.
+        on_waiting: Called with the runs that are queued or starting, when these have changed; from any thread.
     """
 
     def __init__(
         self,
         capacity_of: Callable[[str, Mapping[str, str]], Capacity],
         on_change: Callable[[], object],
-        tell: Callable[[Sequence[Submission]], object] = lambda waiting: None,
+        on_waiting: Callable[[Sequence[Submission]], object] = lambda waiting: None,
     ) -> None:
-        self._capacity_of, self._on_change, self._tell = capacity_of, on_change, tell
-        self._told: list[tuple[str, int]] = []
+        self._capacity_of, self._on_change, self._on_waiting = capacity_of, on_change, on_waiting
+        self._reported: list[tuple[str, int]] = []
         self._pools: dict[str, PoolQueue] = {}
         self._lock = threading.RLock()
 
@@ -151,7 +151,7 @@ class RunQueue:
                 beginning.append(first)
             for place, each in enumerate(pool.waiting, 1):
                 each.run.move_on("queued", f"queued, place {place} of {len(pool.waiting)}", place)
-            self._tell_changes()
+            self._report_changes()
         for each in beginning:
             if each is not here:
                 name = f"jupyter_distrib-{each.run.id}"
@@ -160,17 +160,17 @@ class RunQueue:
         if here is not None and here in beginning:
             self._start(here, here=True)
 
-    def _tell_changes(self) -> None:
-        told, waiting = dict(self._told), []
+    def _report_changes(self) -> None:
+        told, waiting = dict(self._reported), []
         for pool in self._pools.values():
             starting = [each for each in pool.begun if each.run.state == "starting"]
             # without a run that begins at once
             waiting += [each for each in starting if pool.waiting or each.run.id in told]
             waiting += pool.waiting
         places = [(each.run.id, each.run.place) for each in waiting]
-        if places != self._told:
-            self._told = places
-            self._tell(waiting)
+        if places != self._reported:
+            self._reported = places
+            self._on_waiting(waiting)
 
     def _start(self, submission: Submission, *, here: bool = False) -> None:
         run = submission.run

@@ -65,7 +65,7 @@ class LossComparison:
     def __init__(self) -> None:
         self._mine: list[HostCopy] = []
         self._targets: list[HostCopy] = []
-        """The targets of these losses, as far as the losses have saved them in their graph."""
+        """The targets of these losses, if their graphs have saved them."""
         self._open = True
         """Whether the comparison is undecided."""
         self._published = False
@@ -94,7 +94,7 @@ class LossComparison:
             board.put(_losses_of(identity.rank()), json.dumps([losses, sums]))
 
     def are_the_same(self) -> str:
-        """Return which numbers all ranks are known to have alike, `losses` or `targets of the first losses`; on rank 0
+        """Return which numbers are known to be equal on all ranks, `losses` or `targets of the first losses`; on rank 0
         only, and at most once."""
         if not self._open or identity.rank() != 0 or not self._published:
             return ""
@@ -111,7 +111,7 @@ class LossComparison:
 
 
 def _target(node: Any) -> torch.Tensor | None:
-    """Return the beginning of the target with which a loss was computed, if its graph has it."""
+    """Return the beginning of the target that a loss was computed with, if its graph has it."""
     for _ in range(_NODES):
         if node is None:
             return None

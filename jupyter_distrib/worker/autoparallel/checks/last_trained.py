@@ -1,4 +1,5 @@
-"""Keeps what a cell has trained last, for the checks at its end: a function that the cell calls may be its only owner.
+"""Keeps the objects that a cell has trained last, for the checks at its end: a function that the cell calls may be
+their only owner.
 Rank's main thread."""
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class LastTrained:
         return register_module_parameter_registration_hook(registering).remove
 
     def keep(self, *things: object) -> None:
-        """Keep these, too."""
+        """Keep these objects, too."""
         self._things |= {id(each): each for each in things}
 
     def has(self, thing: object) -> bool:

@@ -32,7 +32,7 @@ _WRITES_OTHERS = re.compile(
     r"|save_hyperparameters|(gradient|activation)_checkpoint|(load|resume|restore)\w*checkpoint",
     re.IGNORECASE,
 )
-"""Names of what was saved, and of functions that save something else."""
+"""Names of saved objects, and of functions that save something other than a model."""
 _DEPTH = 4
 """Depth of the search for a model in a value."""
 _MOST_PARTS = 100

@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, PolynomialLR, Sequen
 from jupyter_distrib.worker.autoparallel.patches import Patches
 
 _TOLERANCE = 0.1
-"""The part of its steps by which a schedule may differ: shares are rounded up in every epoch."""
+"""Tolerance for a schedule's number of steps: shares are rounded up in every epoch."""
 _NAMES_ALL = re.compile(r"(?!.*(warm|epoch))(.*(total|train|max|end|decay))", re.IGNORECASE)
-"""The names under which a function has the number of all steps."""
+"""Names that a function gives to the number of all steps."""
 
 
 class Schedules:
@@ -38,7 +38,7 @@ class Schedules:
         self._outer: WeakKeyDictionary[LRScheduler, ref[LRScheduler]] = WeakKeyDictionary()
         """The `SequentialLR` that steps a schedule."""
         self._stepped: list[LRScheduler] = []
-        """The schedules whose step is being made, the outermost first."""
+        """The schedules that are making a step, the outermost first."""
 
     @property
     def any(self) -> bool:
@@ -50,7 +50,8 @@ class Schedules:
             patches.replace(cls, "step", self._stepping)
 
     def cut_short(self, ranks: int, backwards: int) -> Iterator[tuple[str, int, int]]:
-        """Yield the name of each schedule that has made only one rank's part of its steps, and both numbers.
+        """Yield the name of each schedule that has made only one rank's part of its steps, with the number made and the
+        number of all.
 
         Args:
             ranks: The number of ranks that share the batches.
@@ -83,7 +84,7 @@ class Schedules:
 
 
 def _all_steps(schedule: LRScheduler) -> Iterator[int]:
-    """Yield the numbers that may be that of all steps of a schedule."""
+    """Yield candidates for the number of all steps of a schedule."""
     numbers = [getattr(schedule, "total_steps", None), getattr(schedule, "T_max", None)]
     if isinstance(schedule, PolynomialLR):  # a LinearLR has that of its warm-up
         numbers.append(schedule.total_iters)
@@ -94,7 +95,7 @@ def _all_steps(schedule: LRScheduler) -> Iterator[int]:
 
 
 def _values_of(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names that a function has from elsewhere, with their values; of an object its attributes."""
+    """Yield the names that a function uses from outside its body, with their values; for an object, its attributes."""
     if isinstance(function, partial):
         yield from function.keywords.items()
         if isinstance(function.func, FunctionType):

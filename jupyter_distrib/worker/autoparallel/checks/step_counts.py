@@ -36,10 +36,10 @@ class _Steps:
 class Difference:
     """A difference between the steps of two ranks."""
 
-    told: str
-    """The difference as a sentence."""
+    text: str
+    """The difference in a sentence."""
     from_first: bool
-    """Whether there was one before the first step of the optimizer, which may be gone with its model by now."""
+    """Whether the ranks differed before the optimizer's first step; by now it may be gone with its model."""
 
 
 class StepCounts:
@@ -83,13 +83,13 @@ def _differing(one: _Made, other: _Made, rank: int, other_rank: int) -> Differen
     if name != other_name:
         return None  # not the same program on these ranks: no comparison is possible
     if apart := _rates_apart(first, other_first, rank, other_rank):
-        return Difference(told=f"{name} has begun with a learning rate of {apart}", from_first=True)
+        return Difference(text=f"{name} has begun with a learning rate of {apart}", from_first=True)
     pair = sorted([(rank, count), (other_rank, other_count)])
     if count != other_count:
         (low, few), (high, many) = pair
-        return Difference(told=f"{name} has made {few} steps on rank {low} and {many} on rank {high}", from_first=False)
+        return Difference(text=f"{name} has made {few} steps on rank {low} and {many} on rank {high}", from_first=False)
     if apart := _rates_apart(rates, other_rates, rank, other_rank):
-        return Difference(told=f"{name} has a learning rate of {apart}", from_first=False)
+        return Difference(text=f"{name} has a learning rate of {apart}", from_first=False)
     return None
 
 

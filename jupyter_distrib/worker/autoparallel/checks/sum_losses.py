@@ -15,11 +15,11 @@ _SCALED = ("MulBackward", "DivBackward", "AddBackward", "SubBackward", "RsubBack
 """Operations that do not change whether a loss is a sum: scaling, a further term, a type conversion."""
 _DEPTH = 8
 _NUMBERS = (torch.int64, torch.float64)
-"""The types in which torch saves a number of Python's."""
+"""The types in which torch saves a Python number."""
 
 
 def is_sum_loss(loss: torch.Tensor, *, samples: int | None, ranks: int) -> bool:
-    """Return whether a loss is a sum over a batch, and is not divided by what this rank's part of it has.
+    """Return whether a loss is a sum over a batch that is not divided by a count in this rank's part of it.
 
     Args:
         loss: The loss.
@@ -58,7 +58,7 @@ def _is_counted(divisor: torch.Tensor | None, samples: int | None, ranks: int, e
 
 
 def _is_of_parameters(node: Any) -> bool:
-    """Return whether a sum is one over a tensor that no batch has a part in, as in a penalty: `p.abs().sum()`."""
+    """Return whether a sum does not depend on a batch, as in a penalty: `p.abs().sum()`."""
     for _ in range(_DEPTH):
         following = [each for each, _ in node.next_functions if each is not None]
         if len(following) != 1:

@@ -18,11 +18,11 @@ from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.worker.autoparallel import ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.divergence import DEVICE_ERROR, LossComparison, differs
+from jupyter_distrib.worker.autoparallel.checks.manual_training import ManualTraining
 from jupyter_distrib.worker.autoparallel.checks.own_updates import OwnUpdates
 from jupyter_distrib.worker.autoparallel.checks.states_read import StatesRead
 from jupyter_distrib.worker.autoparallel.checks.step_counts import StepCounts
 from jupyter_distrib.worker.autoparallel.checks.sum_losses import is_sum_loss
-from jupyter_distrib.worker.autoparallel.checks.training_by_hand import TrainingByHand
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
 from jupyter_distrib.worker.autoparallel.patches import Patches
 from jupyter_distrib.worker.pytorch import private, process_group, randomness
@@ -75,7 +75,7 @@ class TrainingChecks:
         self._run, self._distributor, self._loaders = run, distributor, loaders
         self._manages_ranks, self._sees_a_share = manages_ranks, sees_a_share
         self._losses = LossComparison()
-        self._by_hand = TrainingByHand()
+        self._manual_training = ManualTraining()
         self._own_updates = OwnUpdates(keep)
         self._steps, self._states = StepCounts(), StatesRead()
         self._patches = Patches()
@@ -98,7 +98,7 @@ class TrainingChecks:
         self._divides = False
         """Whether a loader was divided before the first backward pass."""
         self._loop = ""
-        """The loop around that pass, if none was."""
+        """The loop around that pass, if no loader was divided before it."""
         self._met_before = -1
         """Number of collectives before the cell."""
 
@@ -122,16 +122,16 @@ class TrainingChecks:
         if self._loaders.backwards <= LOOKS:
             self._compared(lambda: self._losses.before(losses))
         if not self._distributor.active:
-            self._compared(lambda: self._by_hand.look(losses))
+            self._compared(lambda: self._manual_training.check_gradient(losses))
         else:
-            self._compared(lambda: self._own_updates.look(losses, self._of_models()))
+            self._compared(lambda: self._own_updates.record_leaves(losses, self._of_models()))
         self._note_if_summed(losses)
 
     def before_grad(self, losses: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """Check the gradient that `torch.autograd.grad` is about to compute, also for `torch.func.grad`."""
         if not self._distributor.active:
             with suppress(RuntimeError):  # no value can be read inside some transformations, such as vmap
-                self._by_hand.look(losses, inputs)
+                self._manual_training.check_gradient(losses, inputs)
 
     def after_backward(self, reached: bool) -> None:
         """Record that a backward pass has ended.
@@ -195,16 +195,16 @@ class TrainingChecks:
         trained = self._found_trained()
         if trained and not self._run.everyone:
             return self._run.note("trained on some of the ranks only, so nothing was averaged over ranks")
-        self._by_hand.look_again()
+        self._manual_training.check_last_gradient()
         board = process_group.current.board()
-        if not (trained or self._shards or self._by_hand.found) or board is None or identity.world_size() == 1:
+        if not (trained or self._shards or self._manual_training.found) or board is None or identity.world_size() == 1:
             return
         place = board, identity.rank(), identity.world_size()
         uneven = self._steps.difference(*place) if self._together else None
-        own_choice = f"{uneven.told}: {_DRAW_TOGETHER if uneven.from_first else _DECIDE_TOGETHER}" if uneven else ""
+        own_choice = f"{uneven.text}: {_DRAW_TOGETHER if uneven.from_first else _DECIDE_TOGETHER}" if uneven else ""
         apart = differs(*place, [*trained, *self._others_of_models(trained)]) if trained else None
         alone = not self._together and self._has_not_met()
-        if alone and self._by_hand.found and (same := self._by_hand.are_the_same(*place)) is not None:
+        if alone and self._manual_training.found and (same := self._manual_training.are_the_same(*place)) is not None:
             apart = bool(apart) or not same
         if apart:
             self._run.note(f"the ranks have trained different weights: {own_choice or self._why_apart}")
@@ -220,7 +220,7 @@ class TrainingChecks:
                 "it, so its gradients were not averaged. Use one, or average its .grad by "
                 "torch.distributed.all_reduce()"
             )
-        elif apart is False and alone and (self._by_hand.found or self._was_changed()):
+        elif apart is False and alone and (self._manual_training.found or self._was_changed()):
             self._run.note(f"each rank has trained by itself, all of them identically: {self._why_apart}")
 
     def _note_if_same_losses(self, wait_s: float = 0.0) -> None:
@@ -266,7 +266,7 @@ class TrainingChecks:
         return [each for key, each in others.items() if key not in known and not ownership.is_sharded(each)]
 
     def _named(self, tensor: torch.Tensor) -> str:
-        """Return the name that a tensor has in the cell, as a parameter of a module or by itself, or else its shape."""
+        """Return a tensor's name in the cell, as a variable or a parameter of a module; if it has none, its shape."""
         values = list(self._run.names.items())
         modules = [(key, each) for key, each in values if isinstance(each, nn.Module)]
         inside = (f"`{key}.{name}`" for key, each in modules for name, p in each.named_parameters() if p is tensor)
@@ -300,7 +300,7 @@ class TrainingChecks:
         return process_group.current.automatic and process_group.current.sequence() == self._met_before
 
     def _replaced(self) -> str:
-        """Return the name of a parameter that a distributed model has got, and that no optimizer trains."""
+        """Return the name of a parameter that a distributed model got later and that no optimizer trains."""
         known = {id(each) for weak in self._trained if (each := weak()) is not None}
         known |= {id(each) for each in self._of_models() if ownership.is_sharded(each)}
         return next(
@@ -338,7 +338,7 @@ class TrainingChecks:
 
 
 class NoChecks(TrainingChecks):
-    """The checks of a run whose tensors have no values, which can be compared with nothing."""
+    """The checks of a dry run, whose tensors have no values to compare."""
 
     def begin(self, patches: Patches) -> None: ...
     def before_backward(self, losses: Sequence[torch.Tensor]) -> None: ...

@@ -16,7 +16,7 @@ class ChangeSummary:
     def __init__(self, size: int) -> None:
         self._size = size
         self._new: dict[str, None] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def wrapped(self, names: str, place: str) -> None:
         self._add(f"{names} wrapped" + (f" (optimizer of {place})" if place else ""))
@@ -47,12 +47,12 @@ class ChangeSummary:
         if not self._new:
             return ""
         text = ", ".join(self._new)
-        self._told |= self._new.keys()
+        self._reported |= self._new.keys()
         self._new = {}
         return text
 
     def _add(self, text: str) -> None:
-        if text not in self._told:
+        if text not in self._reported:
             self._new[text] = None
 
 

@@ -67,9 +67,9 @@ class DataFingerprints:
         self._consensus = DataConsensus(ordered=ordered)
 
     def compared(self, loader: DataLoader[Any], place: str) -> Compared:
-        """Return whether the cell has divided this loader's data among the ranks, by what is known now."""
+        """Return whether the cell has divided this loader's data among the ranks, as far as is known by now."""
         length, data, order = _described(loader)
-        if not self.look():
+        if not self.inspect_code():
             mine = [data, _indices(loader), str(loader.batch_size)]
             first = self._consensus.first(place, " ".join(mine)).split(" ")
             return Compared(on_purpose=False, note=_note_on(place, mine, first))
@@ -80,7 +80,7 @@ class DataFingerprints:
         unequal = f", with {', '.join(map(str, lengths))} batches" if len(set(lengths)) > 1 else ""
         return Compared(on_purpose=True, note=_DIVIDED.format(place, unequal))
 
-    def look(self) -> bool:
+    def inspect_code(self) -> bool:
         """Return whether the cell's code reads the number of ranks; first called while the cell is being executed."""
         if self._asks_size is None:
             self._asks_size = _asks_size(self._cell)

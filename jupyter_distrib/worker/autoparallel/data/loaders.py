@@ -47,7 +47,7 @@ from jupyter_distrib.worker.pytorch import private, randomness
 
 Reading: TypeAlias = Literal["whole", "divided", "evaluated"]
 _ITERATOR_PARTS = ("dataset", "sampler", "batch_sampler", "batch_size", "drop_last")
-"""The attributes from which a loader's iterator is made."""
+"""The attributes that determine a loader's iterator."""
 _TRAIN_FIRST = "call model.train() before"
 _trained_with: WeakSet[DataLoader[Any]] = WeakSet()
 """The loaders that trained a model in this or an earlier cell, which may have left it in eval mode."""
@@ -84,19 +84,19 @@ class Loaders:
         self._measured: WeakKeyDictionary[DataLoader[Any], tuple[str, str]] = WeakKeyDictionary()
         """Loaders whose whole length was read and that may be divided later, with the place, and what to do."""
         self._counted: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()
-        """Loaders of which a share's length was read before they were, with the place."""
+        """Loaders whose share's length was read before the loader was, with the place."""
         self._patches = Patches()
         self._watched: set[type] = {DataLoader}
         """The classes of loaders whose reading is routed through this object."""
-        self._look_around: Callable[[], None] = lambda: None
+        self._find_optimizers: Callable[[], None] = lambda: None
         self.read_last: Reading = "whole"
         """The kind of reading of the most recent loader."""
         self._latest: DataLoader[Any] | None = None
-        """That loader. It is held, as a loop may be its only other owner, and what is behind the loop asks about it."""
+        """That loader, which checks after its loop need: the loop may be its only other owner."""
         self._searched = WeakKeyDictionary[DataLoader[Any], set[str]]()
-        """The places, by loader, behind whose loop a mean over all samples was looked for: text is parsed for it."""
+        """The places, by loader, after whose loop a mean over all samples was already searched for."""
         self._means: set[tuple[str, str]] = set()
-        """The divisors, with their places, that have a note."""
+        """Divisors for which there is a note, with their places."""
         self.read_early = False
         """Whether a model is trained with a loader whose reading began before anything was trained."""
         self._left: dict[str, int] = {}
@@ -113,7 +113,7 @@ class Loaders:
         self._habits: WeakKeyDictionary[DataLoader[Any], dict[object, bool]] = WeakKeyDictionary()
         """For each place where a loader was read and the steps of the loop set the mode: whether it was trained with.
         The mode at the beginning of such a loop is left from the loop before."""
-        self._shuffled_at: Counter[object] = Counter()
+        self._shuffled_at: Counter[Calls] = Counter()
         """The number of shuffled passes that began at each line, from wherever its function was called."""
         self._modes = 0
         """Number of calls that set the mode of a module."""
@@ -135,16 +135,16 @@ class Loaders:
         loader = self._latest
         return loader.batch_size // self.ranks if loader is not None and loader.batch_size else None
 
-    def install(self, patches: Patches, look_around: Callable[[], None]) -> None:
-        """Route the reading of every loader through this object; `look_around` is called before each decision."""
-        self._look_around = look_around
+    def install(self, patches: Patches, find_optimizers: Callable[[], None]) -> None:
+        """Route the reading of every loader through this object; `find_optimizers` is called before each decision."""
+        self._find_optimizers = find_optimizers
         self._patches = patches
         patches.replace(DataLoader, "__iter__", self._reading)
         patches.replace(DataLoader, "__setattr__", self._noticing)
         for cls in loader_classes():
             self._watch(cls)
         patches.replace(DataLoader, "__len__", self._measuring)
-        patches.replace(torch.nn.Module, "train", self._setting_mode)
+        patches.replace(torch.nn.Module, "train", traced.setting_mode)
         torchmetrics.follow(self.reads_all)
 
     def reads_all(self) -> bool:
@@ -169,7 +169,7 @@ class Loaders:
         self._trained_inside += bool(self._open_shares)
         self._evaluations = 0
         if self.backwards == 1:
-            self._others.look()
+            self._others.inspect_code()
 
     def on_collective(self) -> None:
         """Record that a collective of all ranks starts, so that no rank waits for this one elsewhere."""
@@ -204,7 +204,7 @@ class Loaders:
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
             if loader in self._shares:
                 return self._placed(original(loader))
-            self._look_around()
+            self._find_optimizers()
             allow_ranks(loader.dataset)
             how = self._last[loader] = self.read_last = self._decided(loader)
             self._latest = loader
@@ -228,7 +228,7 @@ class Loaders:
         def __len__(loader: DataLoader[Any]) -> int:  # noqa: N807
             if loader in self._shares:
                 return int(original(loader))
-            self._look_around()
+            self._find_optimizers()
             # The length is that of the last reading: `total / len(loader)` often stands behind the loop.
             how = self._last.get(loader) or ("whole" if known.prepares_loaders() else self._expected(loader))
             if loader not in self._last and how == "whole" and loader not in self._measured:
@@ -247,8 +247,8 @@ class Loaders:
             if other not in self._last and other.dataset is loader.dataset and known.prepares_loaders():
                 del self._counted[other]
                 self._run.note(
-                    f"len() of a data loader, called on {where} before there was an Accelerator, was that of a rank's "
-                    "share, and Accelerate counts a step of a schedule once for each rank: make the Accelerator first"
+                    f"len() of a data loader, called on {where} before the Accelerator existed, counted only this "
+                    "rank's batches, but Accelerate expects the total: create the Accelerator first"
                 )
 
     def _note_length(self, loader: DataLoader[Any]) -> None:
@@ -277,8 +277,8 @@ class Loaders:
         return ending_together(batches) if isinstance(own_share.dataset, ShardsOfStream) else batches
 
     def _continue_orders(self, own_share: DataLoader[Any]) -> None:
-        """Have a new loader shuffle in another way than the one before it at this line, which may have made the data
-        set anew as well, or read a list of samples, whose passes cannot be counted."""
+        """Have a new loader shuffle differently from the previous one at this line. The data set may be new as well, or
+        a list of samples, whose passes cannot be counted."""
         if isinstance(sampler := own_share.sampler, EpochSampler) and sampler.shuffle:
             sampler.begin_at(self._shuffled_at[line := current_calls()[:1]])
             self._shuffled_at[line] += 1
@@ -300,8 +300,9 @@ class Loaders:
             parts[name] = sampler
 
     def _this_evaluation(self) -> str:
-        """Return which evaluation has begun, counted from the last backward pass: rank 0 may have evaluated alone."""
-        return f"evaluation {self._evaluations} after {self.backwards}"
+        """Return the evaluation's place and number there since the last backward pass: rank 0 may have evaluated
+        alone."""
+        return f"evaluation {self._evaluation} after {self.backwards}"
 
     def _decided(self, loader: DataLoader[Any]) -> Reading:
         if not self._state.active:
@@ -311,7 +312,7 @@ class Loaders:
         return "evaluated" if self.shard_eval and not self._others.has_divided(loader) else "whole"
 
     def _expected(self, loader: DataLoader[Any]) -> Reading:
-        """Return how a loader will be read that was not read in this cell yet."""
+        """Return how a loader will be read that this cell has not read yet."""
         again = loader in _trained_with and self._state.active and torch.is_grad_enabled()
         return "divided" if again and not self._others.has_divided(loader) else self._decided(loader)
 
@@ -333,7 +334,7 @@ class Loaders:
             break
         yield from batches
 
-    def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any], calls: object) -> Iterator[Any]:
+    def _watched_share(self, loader: DataLoader[Any], batches: Iterator[Any], calls: Calls) -> Iterator[Any]:
         where, before = source_location.current_line(self._run.filename), self.backwards
         if (measured := self._measured.pop(loader, None)) is not None:
             when, advice = measured
@@ -409,7 +410,7 @@ class Loaders:
         yield from batches
 
     def _note_if_early(self, loader: DataLoader[Any], where: str) -> None:
-        """Add a note for a loader that every rank reads completely, as it was not known yet that it trains."""
+        """Add a note for a loader that all ranks read completely, as no optimizer existed when its reading began."""
         if self._state.active and not self._others.has_divided(loader):
             self.read_early = True
             self._run.note(
@@ -565,9 +566,9 @@ class DivisionByOthers:
             self.divides = self.divides or self._decided[loader]
         return self._decided[loader]
 
-    def look(self) -> None:
+    def inspect_code(self) -> None:
         """Inspect the cell's code while it is being executed."""
-        self._fingerprints.look()
+        self._fingerprints.inspect_code()
 
     def on_collective(self) -> None:
         """Record that a collective of all ranks begins; in any thread."""

@@ -1,4 +1,4 @@
-"""Finds means that the user's code takes over the whole data set although each rank has read a share of it.
+"""Finds means that the user's code computes over the whole data set although each rank has read only a share.
 
 Looked for is a division, behind the loop that reads a divided loader, by the number of all samples:
 `total / len(loader.dataset)`. It is found in the text of the functions that are being executed, whose names are looked
@@ -47,8 +47,8 @@ def over_all_samples(loader: DataLoader[Any], cell: str) -> tuple[str, str] | No
 
 
 def _divisors_behind(loader: DataLoader[Any], frame: FrameType, *, after_loop: bool) -> Iterator[ast.expr]:
-    """Yield what is divided by behind the loop that a frame is in or, for a frame that has called the function with the
-    loop, from the line of the call on; but not where the code has read the loader once more for what is divided."""
+    """Yield the divisors used after the loop around this frame, or from the line of the call on if the function that it
+    calls contains the loop; skip divisions of a number from another pass over the loader."""
     try:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
     except (SyntaxError, ValueError):
@@ -91,7 +91,7 @@ def _reads(node: ast.AST, loader: DataLoader[Any], frame: FrameType) -> TypeGuar
 
 
 def _leads_to(read: ast.AST, mean: ast.expr) -> bool:
-    """Return whether what is divided comes from this reading: it is a part of it, or has a name that it sets."""
+    """Return whether the dividend comes from this reading: it contains the reading, or a name that the reading sets."""
     if any(each is read for each in ast.walk(mean)):
         return True
     names = {ast.unparse(each) for each in ast.walk(mean) if isinstance(each, ast.Name | ast.Attribute)}

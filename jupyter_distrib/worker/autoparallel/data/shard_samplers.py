@@ -35,7 +35,7 @@ _PIECE = 1 << 16
 """The number of elements of a sampler that the ranks exchange at once."""
 _passes: MutableMapping[Any, int] = WeakIdKeyDictionary()
 """Number of shuffled passes over each data set, so that a loader that is recreated for every epoch shuffles differently
-each time. By identity: a data set may be a tensor, whose `==` is none, or have no hash."""
+each time. By identity: a data set may be a tensor, whose `==` returns no bool, or have no hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,11 @@ class ShardChoice:
 
 def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
     """Return this rank's part of a loader, as a loader of its own.
+
+    Args:
+        loader: The loader.
+        part: The share.
+        agreed: See `Agreed`.
 
     Raises:
         DistributedError: The batch size cannot be split.
@@ -194,7 +199,7 @@ class SampleShare(Sampler[Any]):
 
     @property
     def num_replicas(self) -> int:
-        """The number of ranks that read it together, by torch's name for it."""
+        """The number of ranks that read it together; torch uses this name."""
         return self._part.size
 
     def __iter__(self) -> Iterator[Any]:
@@ -212,7 +217,7 @@ class BatchShare(Sampler[list[Any]]):
 
     @property
     def num_replicas(self) -> int:
-        """The number of ranks that read it together, by torch's name for it."""
+        """The number of ranks that read it together; torch uses this name."""
         return self._part.size
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -342,7 +347,7 @@ class EveryNth(IterableDataset[Any]):
 
     @property
     def num_replicas(self) -> int:
-        """The number of ranks that read it together, by torch's name for it."""
+        """The number of ranks that read it together; torch uses this name."""
         part: ShardChoice = self.__dict__["_part"]
         return part.size
 

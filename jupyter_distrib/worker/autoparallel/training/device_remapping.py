@@ -40,7 +40,7 @@ class DeviceRemapping:
     """
 
     def __init__(self, device: torch.device, note: Callable[[str], None], *, applies: bool = True) -> None:
-        self._device, self._note, self._has_told = device, note, False
+        self._device, self._note, self._has_noted = device, note, False
         self._first = f"{device.type}:0"
         self._applies = applies and device.type != "cpu" and bool(device.index)
 
@@ -52,7 +52,7 @@ class DeviceRemapping:
         patches.put(torch, "device", stand_in)
         for name, value in list(names.items()):
             names[name] = stand_in if value is DEVICE else self._replaced(value)
-            self._look_into(names[name])
+            self._replace_inside(names[name])
         module = torch.get_device_module(self._device.type)
         for owner, name in ((module, "set_device"), (torch, "set_default_device")):
             patches.replace(owner, name, partial(self._calling, place=0))
@@ -82,12 +82,12 @@ class DeviceRemapping:
     def _replaced(self, value: object) -> object:
         """Return the rank's device, of the same type, in place of the first one; any other value unchanged."""
         if type(value) is str and value == self._first:
-            return self._told(str(self._device))
+            return self._noted(str(self._device))
         if type(value) is DEVICE and str(value) == self._first:
-            return self._told(self._device)
+            return self._noted(self._device)
         return value
 
-    def _look_into(self, value: object) -> None:
+    def _replace_inside(self, value: object) -> None:
         """Replace the first device inside the notebook's settings objects and functions."""
         for function in _functions(value):
             function.__code__ = self.adapted(function.__code__)
@@ -99,7 +99,7 @@ class DeviceRemapping:
 
     def _asked(self, device: Any) -> Any:
         """Return the device for a call, which may also refer to the first one by its number."""
-        return self._told(self._device) if type(device) is int and device == 0 else self._replaced(device)
+        return self._noted(self._device) if type(device) is int and device == 0 else self._replaced(device)
 
     def _calling(self, original: Any, *, place: int) -> Any:
         """Return a function that uses the rank's own device for the first one; `place` is the position of its device
@@ -124,11 +124,11 @@ class DeviceRemapping:
 
     def _made(self, device: torch.device, caller: FrameType) -> torch.device:
         """Return the device to use for a newly created one."""
-        return self._told(self._device) if self._names_first(device) and not _is_torchs(caller) else device
+        return self._noted(self._device) if self._names_first(device) and not _is_torchs(caller) else device
 
-    def _told(self, value: Any) -> Any:
-        if not self._has_told:
-            self._has_told = True
+    def _noted(self, value: Any) -> Any:
+        if not self._has_noted:
+            self._has_noted = True
             self._note(f"{self._first} in this cell means each rank's own device")
         return value
 

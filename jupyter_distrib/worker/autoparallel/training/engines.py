@@ -88,7 +88,7 @@ class EngineTraining:
             self._patches.replace(DeepSpeedEngine, name, self._working)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._patches.replace(nn.utils, name, self._clipping)
-        self._hooks.look_around()
+        self._hooks.find_optimizers()
 
     def end(self, *, ok: bool) -> None:
         self._patches.undo()

@@ -35,8 +35,8 @@ from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.serialization import payload
 from jupyter_distrib.worker.autoparallel import heuristics, object_collectives, ownership, source_location
 from jupyter_distrib.worker.autoparallel.checks.last_trained import LastTrained
+from jupyter_distrib.worker.autoparallel.checks.manual_rates import ManualRates
 from jupyter_distrib.worker.autoparallel.checks.notebook_models import NotebookModels
-from jupyter_distrib.worker.autoparallel.checks.rates_by_hand import RatesByHand
 from jupyter_distrib.worker.autoparallel.checks.schedules import Schedules
 from jupyter_distrib.worker.autoparallel.checks.training_checks import NoChecks, TrainingChecks
 from jupyter_distrib.worker.autoparallel.data.loaders import Loaders
@@ -140,7 +140,7 @@ class TrainingHooks:
             keep=self._last_trained.keep,
         )
         self._schedules = Schedules(self._last_trained.keep)
-        self._rates_by_hand = RatesByHand(run.filename)
+        self._manual_rates = ManualRates(run.filename)
         self._models = NotebookModels(run)
         self._known: WeakSet[Optimizer] = WeakSet()
         self._undo: list[Callable[[], None]] = []
@@ -157,7 +157,7 @@ class TrainingHooks:
         replace(Optimizer, "__init__", self._building)
         replace(Optimizer, "add_param_group", self._adding)
         replace(Optimizer, "__setstate__", self._restoring)
-        self._loaders.install(self._patches, self.look_around)
+        self._loaders.install(self._patches, self.find_optimizers)
         self._models.begin(self._patches, payload.kept_values.values())
         if not self._in_steps:
             return
@@ -189,7 +189,7 @@ class TrainingHooks:
         """Return whether this cell manages its ranks itself, or runs on only some of them."""
         return process_group.current.asked or not self._run.everyone
 
-    def look_around(self) -> None:
+    def find_optimizers(self) -> None:
         """Find the optimizers that existed before the cell; called before anything depends on them."""
         if self._looked or self.manages_ranks or "old-optimizers" not in self._heuristics:
             return
@@ -278,7 +278,7 @@ class TrainingHooks:
                 f"{name} has made {made} of its {whole} steps, since each rank has read 1/{ranks} of the batches: make "
                 "it in the cell, with len() of the loader after the optimizer is built"
             )
-        if not self._schedules.any and (found := self._rates_by_hand.cut_short(ranks)):
+        if not self._schedules.any and (found := self._manual_rates.cut_short(ranks)):
             name, whole, steps = found
             self._run.note(
                 f"`{name}` is {whole}, and each rank has made {steps} steps, since it has read 1/{ranks} of the "
@@ -332,7 +332,7 @@ class TrainingHooks:
             self._busy = True
             try:
                 self._adopt_expected()
-                self.look_around()
+                self.find_optimizers()
                 self._loaders.goes_backward()
                 some = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
                 if _creates_graph(args, keywords):
@@ -360,7 +360,7 @@ class TrainingHooks:
         if not self._last_trained.has(optimizer):
             self._last_trained.keep(optimizer, *self._distributor.models)
         self._checks.stepped(optimizer, is_known=optimizer in self._known)
-        self._rates_by_hand.stepped(optimizer)
+        self._manual_rates.stepped(optimizer, self._loaders.backwards)
 
     def _wrapping(self, original: Any) -> Any:
         def __init__(wrapper: DistributedDataParallel, module: nn.Module, *args: Any, **keywords: Any) -> None:  # noqa: N807

@@ -27,7 +27,7 @@ def kept_objects() -> list[Any]:
 
 
 def within_reach(things: list[T]) -> list[T]:
-    """Return those of these objects to which the cell's names and kept values lead, without what a failed cell has left
+    """Return the objects that can be reached from the cell's names and kept values, without leftovers of a failed cell
     in a library."""
     return ownership.within_reach(things, [vars(sys.modules["__main__"]), payload.kept_values])
 
@@ -50,7 +50,7 @@ def continue_schedules_and_passes(kept: Sequence[Any], note: Callable[[str], Non
 
 
 def load_from_rank_0(one: Optimizer | LRScheduler, note: Callable[[str], None]) -> None:
-    """Give it the state that it has on rank 0, with a note if ranks cannot exchange that."""
+    """Give an object the state that it has on rank 0, or add a note if the ranks cannot exchange that."""
     state = _from_rank_0(one, one.state_dict, note)
     if state is None:
         return
@@ -68,7 +68,7 @@ def _name(schedule: LRScheduler) -> str:
 
 
 def _position(schedule: LRScheduler) -> str:
-    """Return how far a schedule is."""
+    """Return the position of a schedule."""
     with suppress(Exception):  # the user's own may raise here
         return f"{getattr(schedule, 'last_epoch', None)} {[float(group['lr']) for group in _groups(schedule)]}"
     return ""

@@ -67,7 +67,7 @@ class SeparateTraining:
         self._models.stepped(optimizer)
 
     def _is_alone(self) -> bool:
-        """Return whether nothing shows that the ranks are to differ, or work together by other means."""
+        """Return whether nothing suggests that the ranks should differ or that they work together by other means."""
         if not self._run.everyone or identity.world_size() == 1:
             return False
         if dist.is_initialized() and (self._collectives < 0 or _collectives() != self._collectives):

@@ -118,7 +118,7 @@ class ShardedTraining:
             accept()
 
         self._undo = undo
-        self._hooks.look_around()  # a captured optimizer's model has to be sharded before its first batch
+        self._hooks.find_optimizers()  # a captured optimizer's model has to be sharded before its first batch
 
     def returning(self, value: object) -> None:
         """Gather the sharded parts of the cell's value on rank 0."""

@@ -1,4 +1,4 @@
-"""Says what to do about errors that torch raises for sharded parameters, in words that do not name it."""
+"""Gives advice on errors that torch raises for sharded parameters, whose messages do not say what to do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _PART = (
 
 
 def note_on(error: BaseException | None, models: Iterable[nn.Module]) -> str:
-    """Return what to do about an error that has ended a cell with these sharded models; empty for any other error."""
+    """Return advice on an error that has ended a cell with these sharded models; empty for any other error."""
     text = str(error)
     if _MIXED in text and _COPIES in text:
         return _COPIED

@@ -18,8 +18,8 @@ import torch
 from jupyter_distrib.worker.host_copy import is_capturing
 from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
-LOOKS = 20
-"""Number of gradients to look at: a step may accumulate several."""
+GRADIENTS = 20
+"""Number of gradients to check: a step may accumulate several."""
 _COMPARED = 3
 """Number of losses to compare between ranks."""
 _NODES = 20_000
@@ -32,26 +32,26 @@ _Seen = tuple[ref[torch.Tensor], tuple[int, ...], float]
 """A leaf, its shape and its sum."""
 
 
-class TrainingByHand:
+class ManualTraining:
     """The changes that one run has made by itself between its gradients."""
 
     def __init__(self) -> None:
         self.found = False
         """Whether a leaf has changed."""
-        self._looks = 0
+        self._gradients = 0
         self._losses: list[float] = []
         self._before: list[_Seen] = []
 
-    def look(self, losses: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None = None) -> None:
-        """Look at a gradient that is about to be computed.
+    def check_gradient(self, losses: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] | None = None) -> None:
+        """Check a gradient that is about to be computed.
 
         Args:
             losses: The tensors whose gradient is computed.
             inputs: The tensors for which it is computed, if given; else the leaves of the graph.
         """
-        if self._looks >= LOOKS or (self.found and len(self._losses) >= _COMPARED) or is_capturing():
+        if self._gradients >= GRADIENTS or (self.found and len(self._losses) >= _COMPARED) or is_capturing():
             return
-        self._looks += 1
+        self._gradients += 1
         plain = [each for each in map(_plain, losses) if each is not None]
         leaves = (
             list(leaves_of(losses)) if inputs is None else [each for each in map(_plain, inputs) if each is not None]
@@ -60,16 +60,16 @@ class TrainingByHand:
             self._losses.append(sums_of(plain[:1])[0])
         self._compare(leaves)
 
-    def look_again(self) -> None:
-        """Check whether the last gradient was used, as far as its leaves still exist."""
+    def check_last_gradient(self) -> None:
+        """Check whether the last gradient was used, for the leaves that still exist."""
         if self._before and not self.found and not is_capturing():
             alive = [each for weak, *_ in self._before if (each := weak()) is not None]
             self._compare(alive)
 
     def are_the_same(self, board: StoreBoard, rank: int, size: int) -> bool | None:
-        """Return whether all ranks have had the same losses; None on ranks that end before others."""
-        board.put(f"by_hand/{rank}", json.dumps(self._losses))
-        keys = [f"by_hand/{each}" for each in range(size)]
+        """Return whether all ranks had the same losses; None on ranks that end before others."""
+        board.put(f"manual_training/{rank}", json.dumps(self._losses))
+        keys = [f"manual_training/{each}" for each in range(size)]
         if not board.has(keys):
             return None
         of_all = [json.loads(board.get(key)) for key in keys]
