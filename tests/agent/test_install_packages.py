@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -81,14 +82,14 @@ def test_more_than_the_limit_is_refused_with_its_size(tiny: m.Package, cache: Pa
 @pytest.mark.slow
 def test_two_at_once_install_once(tiny: m.Package, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "wheel").write_bytes(tiny.wheel)
-    code = (
-        "import sys, pathlib\n"
-        "from jupyter_distrib.agent.install_packages import installed\n"
-        "from jupyter_distrib.wire.messages import Package\n"
-        "wheel = pathlib.Path(sys.argv[1]).read_bytes()\n"
-        f"tiny = Package(name='tinypkg', version='1.2', file={tiny.file!r}, wheel=wheel)\n"
-        "installed([tiny], 10**9)\n"
-    )
+    code = dedent(f"""\
+        import sys, pathlib
+        from jupyter_distrib.agent.install_packages import installed
+        from jupyter_distrib.wire.messages import Package
+        wheel = pathlib.Path(sys.argv[1]).read_bytes()
+        tiny = Package(name='tinypkg', version='1.2', file={tiny.file!r}, wheel=wheel)
+        installed([tiny], 10**9)
+    """)
     both = [
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "wheel")], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -166,6 +167,6 @@ def test_a_cache_of_somebody_else_is_refused_since_ranks_import_from_it(
     theirs.mkdir(parents=True)
     theirs.chmod(0o777)
     os.chown(theirs, 12345, 12345)
-    with pytest.raises(Refused, match=rf"{theirs} is a link or belongs to another user.*XDG_CACHE_HOME"):
+    with pytest.raises(Refused, match=rf"{theirs} is a link.*XDG_CACHE_HOME"):
         installed([tiny], GB)
     assert os.listdir(theirs) == []

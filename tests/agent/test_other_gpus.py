@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -159,7 +160,13 @@ def test_apples_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_torch_says_of_its_build() -> None:
-    text = "__version__ = '2.13.0'\ncuda: Optional[str] = {}\ngit_version = 'a'\nhip: Optional[str] = {}\nxpu: Optional[str] = None\n"
+    text = dedent("""\
+        __version__ = '2.13.0'
+        cuda: Optional[str] = {}
+        git_version = 'a'
+        hip: Optional[str] = {}
+        xpu: Optional[str] = None
+    """)
     assert parse(text.format("'12.8'", "None")) == TorchBuild(cuda="12.8")
     assert parse(text.format("None", "'6.4.43482'")) == ROCM
     assert parse("something else") == TorchBuild(known=False)

@@ -288,8 +288,12 @@ def test_a_rank_that_returns_as_it_is_killed_is_gone_for_that_run_and_not_for_th
     group = client.group(2)
     run = client.start(
         group,
-        f"import os, threading, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
-        f"if rank == 0:\n    threading.Timer(0.5, open, ({str(returned)!r}, 'w')).start()",
+        textwrap.dedent(f"""\
+            import os, threading, time
+            while not os.path.exists({str(flag)!r}):
+                time.sleep(0.01)
+            if rank == 0:
+                threading.Timer(0.5, open, ({str(returned)!r}, 'w')).start()"""),
     )
     while not isinstance(client.seen.get(timeout=pool_client.LIMIT_S), m.Started):
         pass
@@ -358,10 +362,10 @@ def test_load_time_variables_get_ranks_of_their_own(client: PoolClient) -> None:
     """Read when a program loads, so the ranks are exec'd."""
     group = client.group(2, load_env={"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"})
     env = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"}
-    source = (
-        "import os, torch\nprint('exec', rank)\n"
-        "(hash('a'), torch.get_num_threads(), rank, os.environ['PYTHONHASHSEED'])"
-    )
+    source = textwrap.dedent("""\
+        import os, torch
+        print('exec', rank)
+        (hash('a'), torch.get_num_threads(), rank, os.environ['PYTHONHASHSEED'])""")
     outcome = client.run(group, source, env=env)
     assert outcome.text(1) == "exec 1\n"
     assert outcome.values[0][:2] == outcome.values[1][:2]
@@ -483,7 +487,12 @@ def test_a_death_is_reported_without_what_earlier_cells_wrote(client: PoolClient
     group = client.group(1)
     client.run(group, "import sys\nprint('the password is 1234', file=sys.stderr)")
     outcome = client.run(
-        group, "import os, sys\nprint('about to go', file=sys.stderr)\nsys.stderr.flush()\nos._exit(3)"
+        group,
+        textwrap.dedent("""\
+            import os, sys
+            print('about to go', file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(3)"""),
     )
     (exited,) = outcome.of(m.Exited)
     assert exited.last_lines == ("about to go",)
@@ -730,7 +739,11 @@ def test_a_rank_that_is_killed_while_another_program_runs_out_of_memory_is_not_i
     group = client.group(1)
     run = client.start(
         group,
-        f"import os, time\nwhile not os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\nos.kill(os.getpid(), 9)",
+        textwrap.dedent(f"""\
+            import os, time
+            while not os.path.exists({str(flag)!r}):
+                time.sleep(0.01)
+            os.kill(os.getpid(), 9)"""),
     )
     client.wait(m.Started)
     hog = python(IN_GROUP + HOG, str(limited))
@@ -757,10 +770,15 @@ def test_what_a_thread_prints_late_may_be_lost_with_its_log_and_nothing_else(log
     group = client.group(1)
     run = client.start(
         group,
-        "import os, threading, time\ndef late():\n"
-        f"    while not os.path.exists({str(flag)!r}):\n        time.sleep(0.01)\n"
-        f"    print('late', flush=True)\n    open({str(said)!r}, 'w').close()\n"
-        "threading.Thread(target=late).start()\nprint('now')",
+        textwrap.dedent(f"""\
+            import os, threading, time
+            def late():
+                while not os.path.exists({str(flag)!r}):
+                    time.sleep(0.01)
+                print('late', flush=True)
+                open({str(said)!r}, 'w').close()
+            threading.Thread(target=late).start()
+            print('now')"""),
     )
     client.finish(run, (0,))
     subprocess.run(["rm", "-r", str(logs / run)], check=True)
@@ -775,7 +793,14 @@ def test_what_a_thread_prints_late_may_be_lost_with_its_log_and_nothing_else(log
 def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the newest runs stay too, by what was written last."""
     client = PoolClient(LocalPool())
-    run = client.start(client.group(1), "print('here', flush=True)\nimport time\ntime.sleep(600)", detached=True)
+    run = client.start(
+        client.group(1),
+        textwrap.dedent("""\
+            print('here', flush=True)
+            import time
+            time.sleep(600)"""),
+        detached=True,
+    )
     client.wait(m.Wrote)
     for number in range(205):
         (logs / f"0a1b2c-{number}").mkdir()
@@ -796,7 +821,11 @@ def test_an_agent_that_starts_leaves_the_logs_of_running_runs(logs: Path, monkey
 
 def test_an_agent_that_starts_removes_what_killed_ranks_have_left(folder: Path) -> None:
     made = python(
-        "from jupyter_distrib.system import scratch\nmade = scratch.folder()\nprint(made.__enter__(), flush=True)\nimport os; os._exit(9)"
+        """\
+        from jupyter_distrib.system import scratch
+        made = scratch.folder()
+        print(made.__enter__(), flush=True)
+        import os; os._exit(9)"""
     )
     left = Path(made.communicate()[0].strip())
     assert left.is_dir()
@@ -821,11 +850,13 @@ def test_nothing_listens_but_on_loopback(client: PoolClient, shared: Path) -> No
     idle = listeners(tree(agent))
     assert len(idle) <= 1, "the store's socket, in rank 0"
     everything: set[str] = set(idle)
-    source = (
-        "import time, torch, torch.distributed as dist\n"
-        "x = torch.ones(1)\nif dist.is_initialized(): dist.all_reduce(x)\n"
-        "print('here', flush=True)\ntime.sleep(0.3)\nx.item()"
-    )
+    source = textwrap.dedent("""\
+        import time, torch, torch.distributed as dist
+        x = torch.ones(1)
+        if dist.is_initialized(): dist.all_reduce(x)
+        print('here', flush=True)
+        time.sleep(0.3)
+        x.item()""")
     for strategy in ("none", "ddp"):
         client.when(m.Wrote, lambda _: everything.update(listeners(tree(agent))))
         assert set(client.run(group, source, strategy=strategy).values) == {0, 1}

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import cast
 
@@ -98,7 +99,12 @@ def test_a_child_that_ends_makes_no_negative_processor_time() -> None:
 
 
 def test_a_process_with_a_thread_that_computes_is_told_from_one_that_sleeps() -> None:
-    spins = "import threading, signal\ndef spin():\n    print(flush=True)\n    while True: pass\n"
+    spins = dedent("""\
+        import threading, signal
+        def spin():
+            print(flush=True)
+            while True: pass
+    """)
     for code, runnable in (
         (f"{spins}threading.Thread(target=spin, daemon=True).start()\nsignal.pause()", True),
         ("import signal\nprint(flush=True)\nsignal.pause()", False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from playwright.sync_api import expect
@@ -59,7 +60,12 @@ def test_a_kernel_without_the_extension_is_loaded_by_a_button(open_notebook: Ope
 
 
 def test_what_is_picked_is_used_by_the_next_run_and_can_be_written_into_the_cell(open_notebook: Open) -> None:
-    lab = open_notebook("%%distributed\nimport torch.distributed as dist\nprint(dist.get_world_size(), 'in the group')")
+    lab = open_notebook(
+        dedent("""\
+            %%distributed
+            import torch.distributed as dist
+            print(dist.get_world_size(), 'in the group')""")
+    )
     panel = lab.panel()
 
     panel.get_by_label("Strategy", exact=True).select_option("ddp")
@@ -93,7 +99,12 @@ def test_what_is_picked_is_used_by_the_next_run_and_can_be_written_into_the_cell
 def test_the_pool_that_is_picked_is_where_the_next_run_goes(open_notebook: Open) -> None:
     add = "%distributed_pool add other --kind local"
     lab = open_notebook(
-        "%%distributed\nimport os\nprint('in process', os.getpid())", "import os\nprint(os.getpid())", add
+        dedent("""\
+            %%distributed
+            import os
+            print('in process', os.getpid())"""),
+        "import os\nprint(os.getpid())",
+        add,
     )
     panel = lab.panel()
     expect(panel.locator(".jp-Distributed-pool")).to_have_text([re.compile("^local"), re.compile("^inline")])
@@ -371,7 +382,11 @@ MOVED = "() => Promise.all(document.getAnimations().filter(each => each.effect.g
 def test_the_end_of_a_detached_run_is_reported_and_the_title_of_a_hidden_page_marks_it(
     open_notebook: Open, enough: Path
 ) -> None:
-    wait = "import os, time\nwhile not os.path.exists('ENOUGH'):\n    time.sleep(0.05)\n1 / 0 if rank else None"
+    wait = dedent("""\
+        import os, time
+        while not os.path.exists('ENOUGH'):
+            time.sleep(0.05)
+        1 / 0 if rank else None""")
     lab = open_notebook(until(f"%%distributed --ranks 2 --detach\n{wait}", enough), "1")
     run = lab.panel().locator(".jp-Distributed-run").first
     lab.run(1)
@@ -420,7 +435,10 @@ def test_the_palette_has_every_command_and_cells_a_menu_entry(open_notebook: Ope
 
 
 def test_with_four_sections_the_form_is_whole_and_a_sweep_is_one_thing(open_notebook: Open) -> None:
-    sweep = '%%distributed --ranks 1 --sweep "lr=[1, 2, 3, 4, 5, 6]"\nimport jupyter_distrib\nfor step in range(30): jupyter_distrib.report(loss=lr / (step + 1))'
+    sweep = dedent("""\
+        %%distributed --ranks 1 --sweep "lr=[1, 2, 3, 4, 5, 6]"
+        import jupyter_distrib
+        for step in range(30): jupyter_distrib.report(loss=lr / (step + 1))""")
     lab = open_notebook(sweep, "%%distributed --ranks 2\nrank")
     lab.page.set_viewport_size({"width": 1400, "height": 950})
     panel = lab.panel()
@@ -525,7 +543,10 @@ def test_saved_runs_are_searched_and_compared(open_notebook: Open) -> None:
 
 
 def test_saved_runs_are_a_table_that_is_sorted_by_what_they_report(open_notebook: Open) -> None:
-    sweep = '%%distributed --ranks 1 --sweep "lr=[0.1, 1e-3, 0.02]"\nimport jupyter_distrib\nsorted_by_this_test = [jupyter_distrib.report(loss=lr * (5 - step)) for step in range(5)]'
+    sweep = dedent("""\
+        %%distributed --ranks 1 --sweep "lr=[0.1, 1e-3, 0.02]"
+        import jupyter_distrib
+        sorted_by_this_test = [jupyter_distrib.report(loss=lr * (5 - step)) for step in range(5)]""")
     lab = open_notebook(sweep)
     panel = lab.panel()
     lab.run(1)

@@ -224,7 +224,7 @@ def test_a_save_that_is_stopped_half_way_leaves_the_earlier_checkpoint(
             save("new", model=second)
 
     if stopped is not KeyboardInterrupt:
-        assert "here could not be written: OSError: [Errno 28] No space left on device" in str(raised.value)
+        assert "[Errno 28] No space left" in str(raised.value)
     assert set(os.listdir("here")) == before
     assert not Path("new").exists()
     load("here", model=second)

@@ -88,8 +88,12 @@ def test_what_the_notebook_has_saved_is_sharded_by_2_ranks(book: Notebook) -> No
 
 def test_of_what_every_rank_has_rank_0s_is_written(book: Notebook) -> None:
     book.ok(
-        "%%distributed --ranks 2 --strategy ddp\nmodel = build()\nfor parameter in model.parameters():\n"
-        "    parameter.data.fill_(rank + 7)\njupyter_distrib.save('replicas', model=model, who=rank)"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            model = build()
+            for parameter in model.parameters():
+                parameter.data.fill_(rank + 7)
+            jupyter_distrib.save('replicas', model=model, who=rank)""")
     )
 
     found = book.ok(
@@ -111,17 +115,30 @@ def test_without_a_group_only_rank_0_may_write(book: Notebook) -> None:
     failed = book.fails("%%distributed --ranks 2\njupyter_distrib.save('alone', a=rank)")
     assert "was called on rank 1, and the ranks have no process group to write together" in failed.evalue
 
-    book.ok("%%distributed --ranks 2\nif rank == 0:\n    jupyter_distrib.save('alone', a=rank)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2
+            if rank == 0:
+                jupyter_distrib.save('alone', a=rank)""")
+    )
     assert book.ok("jupyter_distrib.load('alone')").result == "{'a': 0}"
 
 
 def test_a_save_that_is_interrupted_leaves_the_earlier_checkpoint_and_the_next_one_is_good(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --strategy ddp\njupyter_distrib.save('often', a=torch.zeros(3))")
     book.start(
-        "%%distributed --ranks 2 --strategy ddp\nimport time\nfrom jupyter_distrib.checkpoints import folder\n"
-        "def write(self, *_):\n    print('writing')\n    time.sleep(60)\n"
-        "folder.Writer._write_data, own = write, folder.Writer._write_data\n"
-        "try:\n    jupyter_distrib.save('often', a=torch.ones(3))\nfinally:\n    folder.Writer._write_data = own"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            import time
+            from jupyter_distrib.checkpoints import folder
+            def write(self, *_):
+                print('writing')
+                time.sleep(60)
+            folder.Writer._write_data, own = write, folder.Writer._write_data
+            try:
+                jupyter_distrib.save('often', a=torch.ones(3))
+            finally:
+                folder.Writer._write_data = own""")
     )
     book.until("writing")
     book.interrupt()
@@ -216,7 +233,11 @@ def test_shards_in_an_object_of_the_users_are_written_by_the_ranks_that_have_the
 
 
 def test_a_series_that_is_saved_between_a_forward_and_a_backward_pass_is_sharded(book: Notebook) -> None:
-    body = "model = build()\ntrain(model, torch.optim.SGD(model.parameters(), lr=0.1))\nmodel(torch.ones(1, 5))\n"
+    body = dedent("""\
+        model = build()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(1, 5))
+    """)
     book.ok(f"%%distributed --ranks 2 --strategy fsdp\n{body}jupyter_distrib.save('between', keep=1, model=model)")
     book.ok(
         "m = build(); train(m, torch.optim.SGD(m.parameters(), lr=0.1)); found = jupyter_distrib.load('between')['model']"
@@ -323,13 +344,19 @@ def test_a_pass_that_one_rank_began_and_two_finish_reads_each_sample_once(
 
 def test_all_ranks_load_what_rank_0_is_still_writing(book: Notebook) -> None:
     """Only rank 0 has what it takes to know."""
-    code = (
-        "import time\nfrom jupyter_distrib import load, save\nfrom jupyter_distrib.checkpoints.snapshot import Snapshot\n"
-        "write = Snapshot._write_part\n"
-        "Snapshot._write_part = lambda self: (time.sleep(0.3), write(self))\n"
-        "try:\n    for number in range(3):\n        save('written', keep=2, number=cell + number)\n"
-        "    found = load('written')['number']\nfinally:\n    Snapshot._write_part = write\nfound"
-    )
+    code = dedent("""\
+        import time
+        from jupyter_distrib import load, save
+        from jupyter_distrib.checkpoints.snapshot import Snapshot
+        write = Snapshot._write_part
+        Snapshot._write_part = lambda self: (time.sleep(0.3), write(self))
+        try:
+            for number in range(3):
+                save('written', keep=2, number=cell + number)
+            found = load('written')['number']
+        finally:
+            Snapshot._write_part = write
+        found""")
     for cell in (10, 20):
         outcome = book.ok(f"%%distributed --ranks 2 --strategy ddp\ncell = {cell}\n{code}")
         assert outcome.result == f"ranks 0-1: {cell + 2}"
@@ -349,11 +376,18 @@ def test_a_rank_that_has_saved_less_often_than_rank_0_loads_the_same(book: Noteb
 
 def test_a_rank_that_loads_alone_what_rank_0_has_saved_is_named(book: Notebook) -> None:
     wrong = book.fails(
-        "%%distributed --ranks 2 --strategy ddp\nfrom jupyter_distrib import load, save\nsave('one-rank', keep=2, number=1)\n"
-        "if rank == 1: load('one-rank')"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            from jupyter_distrib import load, save
+            save('one-rank', keep=2, number=1)
+            if rank == 1: load('one-rank')""")
     )
-    assert "jupyter_distrib.load() was called on rank 1, and rank 0, which decides, has ended its cell" in wrong.text
-    only = "%%distributed --ranks 2 --strategy ddp\nfrom jupyter_distrib import load, save\nsave('one-rank', keep=2, number=2)\n"
+    assert "jupyter_distrib.load() was called on rank 1, and rank 0, which decides, has gone on" in wrong.text
+    only = dedent("""\
+        %%distributed --ranks 2 --strategy ddp
+        from jupyter_distrib import load, save
+        save('one-rank', keep=2, number=2)
+    """)
     assert book.ok(f"{only}load('one-rank')['number'] if rank == 0 else None").result.startswith("rank 0: 2")
 
 

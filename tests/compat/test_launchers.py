@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -92,7 +93,12 @@ def test_a_script_takes_no_keywords(book: Notebook, folder: Path) -> None:
 
 
 def test_a_script_that_exits_with_a_code_fails_with_it(book: Notebook, folder: Path) -> None:
-    (folder / "exits.py").write_text("import os, sys\nprint('from the script')\nsys.exit(3 * int(os.environ['RANK']))")
+    (folder / "exits.py").write_text(
+        dedent("""\
+            import os, sys
+            print('from the script')
+            sys.exit(3 * int(os.environ['RANK']))""")
+    )
     failed = book.fails(f"{SPARK}{TWO}.run('exits.py')")
     assert failed.ename == "RuntimeError"
     assert "rank 1 ended with exit code 3" in failed.evalue
@@ -110,7 +116,7 @@ def test_the_number_of_processes_is_checked(book: Notebook, number: str) -> None
 def test_gpus_that_are_missing_are_an_error(book: Notebook) -> None:
     failed = book.fails(f"{SPARK}TorchDistributor(num_processes=2)")
     assert failed.ename == "RuntimeError"
-    assert "use_gpu=True needs GPUs, and this machine has none: give use_gpu=False" in failed.evalue
+    assert "give use_gpu=False" in failed.evalue
 
 
 def test_gpus_are_looked_for_at_once_whatever_the_mode(book: Notebook) -> None:
@@ -150,7 +156,12 @@ def test_advice_on_options_is_in_the_words_of_the_caller(book: Notebook) -> None
     failed = book.fails(f"import jupyter_distrib\n{NCCL}jupyter_distrib.distributed(ranks=2)(train).distributed()")
     assert "or run it with backend_fallback=True." in failed.text
     assert "--backend" not in failed.text
-    failed = book.fails("%%distributed --ranks 2\nimport torch.distributed as dist\ndist.init_process_group('nccl')")
+    failed = book.fails(
+        dedent("""\
+            %%distributed --ranks 2
+            import torch.distributed as dist
+            dist.init_process_group('nccl')""")
+    )
     assert "or run it with --backend-fallback." in failed.text
 
 
@@ -193,7 +204,13 @@ def train():
             print("line", number)
         raise Broken("no data")
 """)
-    book.ok(f"try:\n    {TWO}.run(train)\nexcept RuntimeError as error:\n    caught = error")
+    book.ok(
+        dedent(f"""\
+            try:
+                {TWO}.run(train)
+            except RuntimeError as error:
+                caught = error""")
+    )
     assert book.ok("type(caught.__cause__) is Broken").result == "True"
     text = eval(book.ok("str(caught)").result)
     assert text.startswith("TorchDistributor failed: rank 1 ended with exit code 1; Broken: no data\n")
@@ -300,10 +317,21 @@ def train(scale):
 
 def test_without_a_strategy_of_its_own_the_function_runs_in_tensorflow_s_scope(book: Notebook, folder: Path) -> None:
     (folder / "tensorflow.py").write_text(
-        "import contextlib\nclass distribute:\n    class MultiWorkerMirroredStrategy:\n"
-        "        def scope(self):\n            global inside\n            inside = True\n            return contextlib.nullcontext()\n"
+        dedent("""\
+            import contextlib
+            class distribute:
+                class MultiWorkerMirroredStrategy:
+                    def scope(self):
+                        global inside
+                        inside = True
+                        return contextlib.nullcontext()
+        """)
     )
-    code = "def train():\n    import tensorflow\n    return tensorflow.inside\n"
+    code = dedent("""\
+        def train():
+            import tensorflow
+            return tensorflow.inside
+    """)
     assert book.ok(f"{TENSORFLOW}{code}MirroredStrategyRunner(num_slots=2, use_gpu=False).run(train)").result == "True"
     (folder / "tensorflow.py").unlink()
     failed = book.fails("MirroredStrategyRunner(num_slots=2, use_gpu=False).run(train)")
@@ -337,10 +365,13 @@ def test_a_failure_is_reported_as_by_a_launcher(book: Notebook) -> None:
 
 
 def test_run_returns_a_list_by_rank_and_writes_output_into_folders(book: Notebook, folder: Path) -> None:
-    code = (
-        "import horovod, os, sys\ndef work(x, y=0):\n    print('out', os.environ['HOROVOD_RANK'])\n"
-        "    print('err', file=sys.stderr)\n    return int(os.environ['HOROVOD_RANK']) + x + y\n"
-    )
+    code = dedent("""\
+        import horovod, os, sys
+        def work(x, y=0):
+            print('out', os.environ['HOROVOD_RANK'])
+            print('err', file=sys.stderr)
+            return int(os.environ['HOROVOD_RANK']) + x + y
+    """)
     call = "horovod.run(work, args=(10,), kwargs={'y': 5}, num_proc=2, output_filename='logs')"
     assert book.ok(code + call).result == "[15, 16]"
     assert (folder / "logs" / "rank.1" / "stdout").read_text() == "out 1\n"
@@ -407,10 +438,12 @@ def test_an_estimator_says_what_takes_its_place(book: Notebook, name: str, inste
 
 
 def test_only_what_the_driver_is_told_is_shown_unless_all_is_asked_for(book: Notebook) -> None:
-    code = (
-        "from sparkdl.horovod import log_to_driver\ndef main():\n    print('from a rank')\n"
-        "    log_to_driver('epoch ' + os.environ['RANK'])\n"
-    )
+    code = dedent("""\
+        from sparkdl.horovod import log_to_driver
+        def main():
+            print('from a rank')
+            log_to_driver('epoch ' + os.environ['RANK'])
+    """)
     quiet = book.ok(f"{HOROVOD}{code}HorovodRunner(np=-2).run(main)")
     assert sorted(quiet.stdout.split("\n")) == ["", "epoch 0", "epoch 1"]
     assert quiet.view == ""

@@ -7,6 +7,7 @@ is the download of data. Those that need a library are in the folder of its test
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -171,27 +172,59 @@ def test_an_adversarial_training_from_shards_returns_the_states_of_rank_0(tmp_pa
 
 
 def test_a_trainer_whose_method_is_run_from_a_file_of_modules(tmp_path: Path) -> None:
-    (tmp_path / "config.py").write_text("class args:\n    epochs = 2\n    features = 3\n")
+    (tmp_path / "config.py").write_text(
+        dedent("""\
+            class args:
+                epochs = 2
+                features = 3
+        """)
+    )
     (tmp_path / "model.py").write_text(
-        "import torch\n\nclass BERT4Rec(torch.nn.Module):\n    def __init__(self, args):\n        super().__init__()\n"
-        "        self.layer = torch.nn.Linear(args.features, 1)\n\n    def forward(self, x):\n"
-        "        return self.layer(x)\n"
+        dedent("""\
+            import torch
+
+            class BERT4Rec(torch.nn.Module):
+                def __init__(self, args):
+                    super().__init__()
+                    self.layer = torch.nn.Linear(args.features, 1)
+
+                def forward(self, x):
+                    return self.layer(x)
+        """)
     )
     (tmp_path / "trainer.py").write_text(
-        "import os\nimport torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import"
-        " DistributedDataParallel as DDP\nfrom torch.utils.data import DataLoader, DistributedSampler\n\n"
-        "class Trainer:\n    def __init__(self, args, model, dataset):\n"
-        "        self.args, self.model, self.dataset = args, model, dataset\n\n    def train(self):\n"
-        "        dist.init_process_group('gloo')\n        model = DDP(self.model)\n"
-        "        sampler = DistributedSampler(self.dataset)\n"
-        "        loader = DataLoader(self.dataset, batch_size=4, sampler=sampler)\n"
-        "        optimizer = torch.optim.Adam(model.parameters())\n        for epoch in range(self.args.epochs):\n"
-        "            sampler.set_epoch(epoch)\n            for (x,) in loader:\n"
-        "                optimizer.zero_grad()\n                loss = model(x).pow(2).mean()\n"
-        "                loss.backward()\n                optimizer.step()\n"
-        "        if dist.get_rank() == 0:\n            torch.save(self.model.state_dict(), 'best.pt')\n"
-        "        dist.destroy_process_group()\n\n    def test(self):\n"
-        "        self.model.load_state_dict(torch.load('best.pt'))\n        return sorted(self.model.state_dict())\n"
+        dedent("""\
+            import os
+            import torch
+            import torch.distributed as dist
+            from torch.nn.parallel import DistributedDataParallel as DDP
+            from torch.utils.data import DataLoader, DistributedSampler
+
+            class Trainer:
+                def __init__(self, args, model, dataset):
+                    self.args, self.model, self.dataset = args, model, dataset
+
+                def train(self):
+                    dist.init_process_group('gloo')
+                    model = DDP(self.model)
+                    sampler = DistributedSampler(self.dataset)
+                    loader = DataLoader(self.dataset, batch_size=4, sampler=sampler)
+                    optimizer = torch.optim.Adam(model.parameters())
+                    for epoch in range(self.args.epochs):
+                        sampler.set_epoch(epoch)
+                        for (x,) in loader:
+                            optimizer.zero_grad()
+                            loss = model(x).pow(2).mean()
+                            loss.backward()
+                            optimizer.step()
+                    if dist.get_rank() == 0:
+                        torch.save(self.model.state_dict(), 'best.pt')
+                    dist.destroy_process_group()
+
+                def test(self):
+                    self.model.load_state_dict(torch.load('best.pt'))
+                    return sorted(self.model.state_dict())
+        """)
     )
     (outcome,) = executed(
         tmp_path,

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -101,8 +102,11 @@ def test_air_is_found_beside_another_part_of_its_namespace(tmp_path: Path) -> No
     (tmp_path / "databricks" / "sdk").mkdir(parents=True)
     (tmp_path / "databricks" / "sdk" / "__init__.py").write_text("real = True")
     printed = python(
-        "stand_ins.enable(['databricks'])\nimport databricks.sdk\nfrom databricks.air import distributed\n"
-        "print(databricks.sdk.real, distributed.__module__)",
+        dedent("""\
+            stand_ins.enable(['databricks'])
+            import databricks.sdk
+            from databricks.air import distributed
+            print(databricks.sdk.real, distributed.__module__)"""),
         tmp_path,
     )
     assert printed == "True jupyter_distrib.compat.databricks_air"
@@ -138,8 +142,11 @@ def test_air_is_an_attribute_of_a_namespace_that_is_installed(tmp_path: Path) ->
         if regular:
             (tmp_path / "databricks" / "__init__.py").write_text(regular)
         printed = python(
-            "stand_ins.enable(['databricks'])\nimport databricks.sdk\nimport databricks.air\n"
-            "print(databricks.sdk.real, databricks.air.distributed.__module__)",
+            dedent("""\
+                stand_ins.enable(['databricks'])
+                import databricks.sdk
+                import databricks.air
+                print(databricks.sdk.real, databricks.air.distributed.__module__)"""),
             tmp_path,
         )
         assert printed == "True jupyter_distrib.compat.databricks_air"
@@ -191,7 +198,12 @@ def test_a_part_that_an_installed_package_does_not_have_is_not_added_to_it(
 )
 def test_a_part_that_is_missing_says_what_is_served(line: str, told: str) -> None:
     printed = python(
-        f"stand_ins.enable(['databricks', 'horovod'])\ntry:\n    {line}\nexcept ImportError as e:\n    print(e)"
+        dedent(f"""\
+            stand_ins.enable(['databricks', 'horovod'])
+            try:
+                {line}
+            except ImportError as e:
+                print(e)""")
     )
     assert told.replace("serverless_gpu.ray has ", "has ") in printed, printed
 
@@ -199,8 +211,10 @@ def test_a_part_that_is_missing_says_what_is_served(line: str, told: str) -> Non
 @pytest.mark.parametrize("name", ["horovod", "sparkdl", "serverless_gpu", "databricks", "horovod.torch"])
 def test_a_library_that_looks_after_an_import_does_not_find_ours_either(name: str) -> None:
     printed = python(
-        "stand_ins.enable(['horovod', 'databricks'])\nimport horovod.torch, sparkdl, serverless_gpu.runtime, databricks.air\n"
-        f"print(importlib.util.find_spec({name!r}), importlib.util.find_spec('json').name)"
+        dedent(f"""\
+            stand_ins.enable(['horovod', 'databricks'])
+            import horovod.torch, sparkdl, serverless_gpu.runtime, databricks.air
+            print(importlib.util.find_spec({name!r}), importlib.util.find_spec('json').name)""")
     )
     assert printed == "None json"
 
@@ -300,9 +314,19 @@ def test_an_import_that_fails_says_how_it_is_served(tmp_path: Path, code: str, h
 @pytest.mark.slow
 def test_the_lines_of_air(book: Notebook) -> None:
     book.ok("%distributed_compat databricks")
-    book.ok("from databricks.air import distributed as air\n@air(num_accelerators=2)\ndef two(): return 1")
+    book.ok(
+        dedent("""\
+            from databricks.air import distributed as air
+            @air(num_accelerators=2)
+            def two(): return 1""")
+    )
     assert book.ok("list(two.distributed())").result == "[1, 1]"
-    book.ok("@air(accelerator_type='GPU_8xH100')\ndef eight(): return 1\noptions = eight.options")
+    book.ok(
+        dedent("""\
+            @air(accelerator_type='GPU_8xH100')
+            def eight(): return 1
+            options = eight.options""")
+    )
     assert book.ok("options.gpu_type, options.gpus").result == "('H100', None)"
     wrong = book.fails("@air(accelerator_type='8 x H100')\ndef f(): ...")
     assert "accelerator_type must be a string such as GPU_1xA10 or GPU_8xH100; got '8 x H100'" in wrong.traceback
@@ -319,7 +343,14 @@ def test_the_lines_of_air(book: Notebook) -> None:
     "line", ["from serverless_gpu import distributed as d", "from databricks.air import distributed as d"]
 )
 def test_a_decorator_without_parentheses_takes_the_defaults(book: Notebook, line: str) -> None:
-    book.ok(f"%distributed_compat databricks\n{line}\n@d\ndef two(x): return x\nvalues = two.distributed(3)")
+    book.ok(
+        dedent(f"""\
+            %distributed_compat databricks
+            {line}
+            @d
+            def two(x): return x
+            values = two.distributed(3)""")
+    )
     assert book.ok("list(values), two.__name__").result == "([3, 3], 'two')"
 
 
@@ -327,8 +358,14 @@ def test_a_decorator_without_parentheses_takes_the_defaults(book: Notebook, line
 @pytest.mark.parametrize("line", ["from serverless_gpu.ray import ray_launch", "from databricks.air import ray_launch"])
 def test_ray_launch_without_parentheses_takes_the_defaults(book: Notebook, line: str) -> None:
     book.ok("%distributed_compat databricks")
-    failed = book.fails(f"{line}\n@ray_launch\ndef one(): return 1\none.distributed()")
-    assert "ray_launch needs Ray, which is not installed here" in failed.traceback
+    failed = book.fails(
+        dedent(f"""\
+            {line}
+            @ray_launch
+            def one(): return 1
+            one.distributed()""")
+    )
+    assert "ray_launch needs Ray" in failed.traceback
     assert "ray_init needs Ray" in book.fails("from databricks.air import ray_init\nray_init()").traceback
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -43,23 +44,26 @@ def test_the_package_knows_its_own_files_and_frames_where_it_was_compiled_elsewh
     shutil.copytree(root, there, ignore=shutil.ignore_patterns("__pycache__", "static"))
     compiled_as = Path(root.name) if relative else there  # as `python -m compileall jupyter_distrib` does
     compileall.compile_dir(there, quiet=2, ddir=str(compiled_as))
-    pack = (
-        "import pathlib, sys\nfrom jupyter_distrib.coordinator import source_archive as package\n"
-        "pathlib.Path(sys.argv[1]).write_bytes(package.archive())"
-    )
+    pack = dedent("""\
+        import pathlib, sys
+        from jupyter_distrib.coordinator import source_archive as package
+        pathlib.Path(sys.argv[1]).write_bytes(package.archive())""")
     archive = tmp_path / "source.zip"
     subprocess.run([sys.executable, "-c", pack, archive], cwd=there.parent, check=True)
     shutil.rmtree(there)
-    look = (
-        "import sys\nsys.path.insert(0, sys.argv[1])\n"
-        "from jupyter_distrib.serialization import payload\nfrom jupyter_distrib.worker import failure\n"
-        "from jupyter_distrib.system import file_owner, process_environment\n"
-        "code, file = process_environment.variables.__code__.co_filename, process_environment.__file__\n"
-        "print(code, file_owner.is_users(code), file)\n"
-        "print(file_owner.is_users(file), file_owner.is_library(file))\n"
-        "try:\n    payload.from_parcel(None, None)\nexcept AttributeError as error:\n"
-        "    print([frame.filename for frame in failure.frames_of(error.__traceback__)])"
-    )
+    look = dedent("""\
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        from jupyter_distrib.serialization import payload
+        from jupyter_distrib.worker import failure
+        from jupyter_distrib.system import file_owner, process_environment
+        code, file = process_environment.variables.__code__.co_filename, process_environment.__file__
+        print(code, file_owner.is_users(code), file)
+        print(file_owner.is_users(file), file_owner.is_library(file))
+        try:
+            payload.from_parcel(None, None)
+        except AttributeError as error:
+            print([frame.filename for frame in failure.frames_of(error.__traceback__)])""")
     done = subprocess.run([sys.executable, "-c", look, archive], cwd="/", capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         f"{compiled_as / 'system/process_environment.py'} False {archive}/{root.name}/system/process_environment.pyc",
@@ -110,11 +114,10 @@ def test_packages_that_go_along_are_imported_from_the_file_and_their_versions_kn
 ) -> None:
     """Without site-packages: there may be none of them on a host."""
     (tmp_path / "source.zip").write_bytes(source_archive.archive(BROUGHT, any_python=any_python))
-    program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path / 'source.zip')!r})\n"
-        "import cloudpickle, importlib.metadata, pynvml, threadpoolctl, jupyter_distrib.coordinator.relay\n"
-        "print(cloudpickle.__file__, importlib.metadata.version('cloudpickle'))"
-    )
+    program = dedent(f"""\
+        import sys; sys.path.insert(0, {str(tmp_path / "source.zip")!r})
+        import cloudpickle, importlib.metadata, pynvml, threadpoolctl, jupyter_distrib.coordinator.relay
+        print(cloudpickle.__file__, importlib.metadata.version('cloudpickle'))""")
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     path, version = done.stdout.split()
     assert path.startswith(str(tmp_path))

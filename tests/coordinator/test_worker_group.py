@@ -449,7 +449,7 @@ def test_the_time_limit_of_the_nodes_is_sent_to_the_run_and_to_later_runs(
     assert not [event for event in gathering.told if isinstance(event, m.Noted)]
     now_s += 3300.0
     gathering.loop.pass_s(3300.0)
-    text = "the time limit ends these ranks in 5 min: save what you need."
+    text = "these ranks reach the time limit in 5 min: save your work."
     assert [event for event in gathering.told if isinstance(event, m.Noted)] == [m.Noted(run="r", rank=None, text=text)]
     gathering.end(0)
     gathering.end(1)

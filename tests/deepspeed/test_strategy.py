@@ -78,7 +78,7 @@ def test_ranks_of_two_nodes_train_as_those_of_one_and_go_on_when_one_is_lost(our
     shown = ours.ok(f"{line}{dies}{UNCHANGED}{WEIGHTS}")
 
     assert difference(ours) < 1e-6
-    assert "attempt 2 of 2, since rank 1 was lost" in shown.view
+    assert "attempt 2 of 2, since rank 1" in shown.view
     ours.ok(BY_HAND.format(stage=stage, more="").replace("--ranks 2", "--ranks 2 --pool local"))
     assert difference(ours) < 1e-6
 
@@ -148,7 +148,7 @@ def test_after_a_stop_the_next_cell_trains_and_kept_ones_say_that_groups_are_gon
     assert ours.finish().ename == "KeyboardInterrupt"
 
     refused = ours.fails(f"{LINE}--zero 2\nloss = model(x[:4]).sum(); loss.backward(); optimizer.step()")
-    assert "the process group of this DeepSpeed engine is gone" in refused.evalue
+    assert "engine is gone" in refused.evalue
     goes_on = UNCHANGED.replace(
         "model = net()", "weights = model.state_dict()\nmodel = net()\nmodel.load_state_dict(weights)"
     )

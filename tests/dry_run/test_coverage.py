@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -21,7 +22,12 @@ def test_what_a_rank_refuses_to_save_is_an_error_of_the_dry_run() -> None:
 
 
 def test_what_needs_values_says_nothing_about_a_real_run() -> None:
-    found = play("import torch\nx = torch.randn(8)\ntorch.repeat_interleave(x, torch.randint(0, 3, (8,)))")
+    found = play(
+        dedent("""\
+            import torch
+            x = torch.randn(8)
+            torch.repeat_interleave(x, torch.randint(0, 3, (8,)))""")
+    )
     assert found.verdict == "cannot be run dry"
     assert "on line 3 (torch.repeat_interleave(x" in found.refused
 
@@ -41,14 +47,20 @@ def test_a_value_that_cannot_be_rebuilt_is_not_a_failure_of_the_cell() -> None:
 
 def test_trackers_do_nothing_and_what_is_done_for_real_is_named(tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("raise RuntimeError('the tracker was loaded')")
-    source = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport wandb\nrun = wandb.init(project='x')\n"
-        f"run.log({{'loss': 1}})\nwith wandb.init() as run: run.summary['a'] = 1\n"
-        f"open({str(tmp_path / 'written.txt')!r}, 'w').close()\n"
-        "import os, pathlib, shutil, subprocess\n"
-        f"pathlib.Path({str(tmp_path / 'old.txt')!r}).unlink()\nshutil.rmtree({str(tmp_path / 'old')!r})\n"
-        "subprocess.run(['true', 'a b'])\nos.system('true 2')\nsubprocess.check_output('true 3', shell=True)\n"
-    )
+    source = dedent(f"""\
+        import sys; sys.path.insert(0, {str(tmp_path)!r})
+        import wandb
+        run = wandb.init(project='x')
+        run.log({{'loss': 1}})
+        with wandb.init() as run: run.summary['a'] = 1
+        open({str(tmp_path / "written.txt")!r}, 'w').close()
+        import os, pathlib, shutil, subprocess
+        pathlib.Path({str(tmp_path / "old.txt")!r}).unlink()
+        shutil.rmtree({str(tmp_path / "old")!r})
+        subprocess.run(['true', 'a b'])
+        os.system('true 2')
+        subprocess.check_output('true 3', shell=True)
+    """)
     (tmp_path / "old.txt").write_text("")
     (tmp_path / "old").mkdir()
     found = play(source, path=(str(tmp_path),))
@@ -60,12 +72,13 @@ def test_trackers_do_nothing_and_what_is_done_for_real_is_named(tmp_path: Path) 
 
 
 def test_the_programs_that_are_named_are_shown_without_secrets() -> None:
-    source = (
-        "import os, subprocess\ntoken = 'hunter2hunter2'\n"
-        "subprocess.run(['true', '--db-password', token, f'Authorization: Bearer {token}'])\n"
-        "os.system(f'true http://u:{token}@host/a')\n"
-        "subprocess.run(['sh', '-c', f'TOKEN={token} true'])\n"
-    )
+    source = dedent("""\
+        import os, subprocess
+        token = 'hunter2hunter2'
+        subprocess.run(['true', '--db-password', token, f'Authorization: Bearer {token}'])
+        os.system(f'true http://u:{token}@host/a')
+        subprocess.run(['sh', '-c', f'TOKEN={token} true'])
+    """)
     found = play(source)
     assert found.effects["run"] == [
         "true --db-password ... 'Authorization: Bearer ...'", "true http://host/a", "TOKEN=... true",
@@ -76,8 +89,11 @@ def test_the_programs_that_are_named_are_shown_without_secrets() -> None:
 def test_attention_takes_the_memory_of_a_kernel_of_gpus() -> None:
     """The plain one would hold a matrix of 8 GB."""
     found = play(
-        "import torch\nq = torch.randn(2, 16, 8192, 64, device='cuda', dtype=torch.bfloat16, requires_grad=True)\n"
-        "out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)\nout.sum().backward()"
+        dedent("""\
+            import torch
+            q = torch.randn(2, 16, 8192, 64, device='cuda', dtype=torch.bfloat16, requires_grad=True)
+            out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+            out.sum().backward()""")
     )
     assert found.error is None, repr(found)
     assert 1e8 < found.peak_bytes < 4e8

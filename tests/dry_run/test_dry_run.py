@@ -98,25 +98,39 @@ WRONG = {
         "mat1|reduction|size mismatch|inconsistent",
     ),
     "a tensor on the CPU": (
-        "import torch\nw = torch.randn(4, 4, device='cuda')\nx = torch.randn(2, 4)\ny = x @ w",
+        dedent("""\
+            import torch
+            w = torch.randn(4, 4, device='cuda')
+            x = torch.randn(2, 4)
+            y = x @ w"""),
         4,
         "RuntimeError",
         "cuda:0.*cpu|cpu.*cuda:0",
     ),
     "numpy of a GPU's tensor": (
-        "import torch\nx = torch.randn(2, device='cuda')\nx.numpy()",
+        dedent("""\
+            import torch
+            x = torch.randn(2, device='cuda')
+            x.numpy()"""),
         3,
         "TypeError",
         "Use Tensor.cpu",
     ),
     "numpy with a gradient": (
-        "import torch\nx = torch.randn(2, requires_grad=True)\nx.numpy()",
+        dedent("""\
+            import torch
+            x = torch.randn(2, requires_grad=True)
+            x.numpy()"""),
         3,
         "RuntimeError",
         "detach",
     ),
     "two types": (
-        "import torch\nx = torch.randn(2, 4, dtype=torch.float64)\nlayer = torch.nn.Linear(4, 4)\nlayer(x)",
+        dedent("""\
+            import torch
+            x = torch.randn(2, 4, dtype=torch.float64)
+            layer = torch.nn.Linear(4, 4)
+            layer(x)"""),
         4,
         "RuntimeError",
         "same dtype",
@@ -128,37 +142,59 @@ WRONG = {
         "",
     ),
     "one sample for a batch norm": (
-        "import torch\nnorm = torch.nn.BatchNorm1d(4)\nnorm(torch.randn(1, 4))",
+        dedent("""\
+            import torch
+            norm = torch.nn.BatchNorm1d(4)
+            norm(torch.randn(1, 4))"""),
         3,
         "ValueError",
         "more than 1 value per channel",
     ),
     "backward twice": (
-        "import torch\nx = torch.randn(2, requires_grad=True)\nloss = x.exp().sum()\nloss.backward()\nloss.backward()",
+        dedent("""\
+            import torch
+            x = torch.randn(2, requires_grad=True)
+            loss = x.exp().sum()
+            loss.backward()
+            loss.backward()"""),
         5,
         "RuntimeError",
         "second time",
     ),
     "a change in place": (
-        "import torch\nx = torch.randn(2, requires_grad=True)\ny = x.exp()\ny.add_(1)\ny.sum().backward()",
+        dedent("""\
+            import torch
+            x = torch.randn(2, requires_grad=True)
+            y = x.exp()
+            y.add_(1)
+            y.sum().backward()"""),
         5,
         "RuntimeError",
         "inplace operation",
     ),
     "a leaf changed in place": (
-        "import torch\nx = torch.randn(2, requires_grad=True)\nx.add_(1)",
+        dedent("""\
+            import torch
+            x = torch.randn(2, requires_grad=True)
+            x.add_(1)"""),
         3,
         "RuntimeError",
         "leaf Variable",
     ),
     "no gradient at all": (
-        "import torch\nx = torch.randn(2)\nx.sum().backward()",
+        dedent("""\
+            import torch
+            x = torch.randn(2)
+            x.sum().backward()"""),
         3,
         "RuntimeError",
         "does not require grad",
     ),
     "a loss that is no number": (
-        "import torch\nx = torch.randn(2, requires_grad=True)\nx.exp().backward()",
+        dedent("""\
+            import torch
+            x = torch.randn(2, requires_grad=True)
+            x.exp().backward()"""),
         3,
         "RuntimeError",
         "scalar outputs",
@@ -170,44 +206,73 @@ WRONG = {
         "mena",
     ),
     "a convolution's channels": (
-        "import torch\nconv = torch.nn.Conv2d(3, 8, 3)\nconv(torch.randn(2, 1, 8, 8))",
+        dedent("""\
+            import torch
+            conv = torch.nn.Conv2d(3, 8, 3)
+            conv(torch.randn(2, 1, 8, 8))"""),
         3,
         "RuntimeError",
         "channels",
     ),
     "an embedding of floats": (
-        "import torch\nemb = torch.nn.Embedding(10, 4)\nemb(torch.randn(2, 3))",
+        dedent("""\
+            import torch
+            emb = torch.nn.Embedding(10, 4)
+            emb(torch.randn(2, 3))"""),
         3,
         "RuntimeError",
         "",
     ),
     "a view that cannot be": (
-        "import torch\nx = torch.randn(4, 6)\nx.view(5, 5)",
+        dedent("""\
+            import torch
+            x = torch.randn(4, 6)
+            x.view(5, 5)"""),
         3,
         "RuntimeError",
         "shape|view|reshape",
     ),
     "broadcast": (
-        "import torch\nx = torch.randn(4, 6)\nx + torch.randn(4, 5)",
+        dedent("""\
+            import torch
+            x = torch.randn(4, 6)
+            x + torch.randn(4, 5)"""),
         3,
         "RuntimeError",
         "size|broadcast|shape",
     ),
     "concatenation": (
-        "import torch\nx = torch.randn(4, 6)\ntorch.cat([x, torch.randn(4, 5)], 0)",
+        dedent("""\
+            import torch
+            x = torch.randn(4, 6)
+            torch.cat([x, torch.randn(4, 5)], 0)"""),
         3,
         "RuntimeError",
         "[Ss]ize",
     ),
     "an unequal state_dict": (
-        "import torch\nmodel = torch.nn.Linear(4, 4)\nmodel.load_state_dict(torch.nn.Linear(4, 5).state_dict())",
+        dedent("""\
+            import torch
+            model = torch.nn.Linear(4, 4)
+            model.load_state_dict(torch.nn.Linear(4, 5).state_dict())"""),
         3,
         "RuntimeError",
         "size mismatch",
     ),
-    "no such GPU": ("import torch\nx = torch.randn(4)\nx.to('cuda:1')", 3, "RuntimeError", "invalid device ordinal"),
+    "no such GPU": (
+        dedent("""\
+            import torch
+            x = torch.randn(4)
+            x.to('cuda:1')"""),
+        3,
+        "RuntimeError",
+        "invalid device ordinal",
+    ),
     "nothing to optimize": (
-        "import torch\nmodel = torch.nn.ReLU()\ntorch.optim.SGD(model.parameters(), lr=1)",
+        dedent("""\
+            import torch
+            model = torch.nn.ReLU()
+            torch.optim.SGD(model.parameters(), lr=1)"""),
         3,
         "ValueError",
         "empty parameter list",
@@ -244,8 +309,11 @@ def test_what_a_dry_run_cannot_see_is_said(name: str) -> None:
 
 def test_a_foreign_kernel_says_nothing_about_a_real_run() -> None:
     found = play(
-        "import torch\n@torch.library.custom_op('mine::kernel', mutates_args=())\n"
-        "def kernel(x: torch.Tensor) -> torch.Tensor: return x.clone()\nkernel(torch.ones(3, device='cuda'))"
+        dedent("""\
+            import torch
+            @torch.library.custom_op('mine::kernel', mutates_args=())
+            def kernel(x: torch.Tensor) -> torch.Tensor: return x.clone()
+            kernel(torch.ones(3, device='cuda'))""")
     )
     assert found.verdict == "cannot be run dry", repr(found)
     assert found.refused.startswith("A kernel that is not torch's own needs values on line 4 (")
@@ -307,7 +375,11 @@ def test_weights_that_are_drawn_again_when_they_are_sharded_fit(draw: str) -> No
 
 
 def test_flex_attention_is_run_dry_and_a_condition_in_the_graph_is_not() -> None:
-    head = "import torch\nlinear = torch.nn.Linear(64, 64).cuda()\nopt = torch.optim.SGD(linear.parameters())\n"
+    head = dedent("""\
+        import torch
+        linear = torch.nn.Linear(64, 64).cuda()
+        opt = torch.optim.SGD(linear.parameters())
+    """)
     flex = (
         "from torch.nn.attention.flex_attention import flex_attention\nq = linear(torch.randn(2, 4, 16, 64).cuda())\n"
     )
@@ -318,7 +390,12 @@ def test_flex_attention_is_run_dry_and_a_condition_in_the_graph_is_not() -> None
 
 
 def test_what_was_saved_cannot_be_read() -> None:
-    saved = "import io, torch\nfile = io.BytesIO()\ntorch.save(torch.ones(1), file)\nfile.seek(0)\ntorch.load(file)"
+    saved = dedent("""\
+        import io, torch
+        file = io.BytesIO()
+        torch.save(torch.ones(1), file)
+        file.seek(0)
+        torch.load(file)""")
     found = play(saved)
     assert found.verdict == "cannot be run dry"
     assert "torch.load() reads a file that torch.save() has not written" in found.refused
@@ -398,11 +475,14 @@ def test_what_a_recurrent_layer_keeps_for_the_backward_pass_counts(layer: str, s
 def test_packed_sequences_have_the_longest_lengths_which_are_guessed() -> None:
     """Also where the number of samples is read from the batch sizes."""
     found = play(
-        "import torch\nfrom torch.nn.utils import rnn\nx, lengths = torch.randn(8, 12, 16).cuda(), torch.full((8,), 3)\n"
-        "packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)\n"
-        "out, (hidden, _) = torch.nn.LSTM(16, 32, batch_first=True).cuda()(packed)\n"
-        "padded, _ = rnn.pad_packed_sequence(out, batch_first=True, total_length=20)\n"
-        "raise ValueError((packed.data.shape, padded.shape, hidden.shape))"
+        dedent("""\
+            import torch
+            from torch.nn.utils import rnn
+            x, lengths = torch.randn(8, 12, 16).cuda(), torch.full((8,), 3)
+            packed = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            out, (hidden, _) = torch.nn.LSTM(16, 32, batch_first=True).cuda()(packed)
+            padded, _ = rnn.pad_packed_sequence(out, batch_first=True, total_length=20)
+            raise ValueError((packed.data.shape, padded.shape, hidden.shape))""")
     )
     assert found.error is not None
     shapes = [[int(each) for each in re.findall(r"\d+", text)] for text in found.error.text.split("torch.Size")[1:]]
@@ -455,5 +535,11 @@ def test_a_lazy_layer_cannot_be_run_dry() -> None:
 
 def test_drawn_integers_count() -> None:
     """On CPU ranks, where they are drawn for real, since they may choose samples."""
-    found = play("import torch\nx = torch.randint(0, 9, (100, 100))\nraise ValueError", gpu="")
+    found = play(
+        dedent("""\
+            import torch
+            x = torch.randint(0, 9, (100, 100))
+            raise ValueError"""),
+        gpu="",
+    )
     assert found.peak_bytes == pytest.approx(100 * 100 * 8, rel=0.01)

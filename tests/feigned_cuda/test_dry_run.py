@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 
 import pytest
 
@@ -52,8 +53,10 @@ def test_the_real_peak_is_kept_beside_that_of_the_dry_run(
     book.ok(f"%%distributed --gpus 2 --strategy {strategy}\n{source}")
     book.ok("from jupyter_distrib.kernel.session import session\nsession.current().history_writer.flush()")
     found = book.ok(
-        "from jupyter_distrib.kernel.history import run_files\nlast = run_files.load()[-1]\n"
-        "print(last.predicted_bytes, last.peak_tensor_bytes)"
+        dedent("""\
+            from jupyter_distrib.kernel.history import run_files
+            last = run_files.load()[-1]
+            print(last.predicted_bytes, last.peak_tensor_bytes)""")
     )
     assert "None" not in found.stdout, found.stdout
     kept, real = map(int, re.findall(r"\d+", found.stdout))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from textwrap import dedent
 
 import pytest
 
@@ -24,9 +25,12 @@ def far(the_book: Notebook) -> None:
 
 def test_ranks_of_both_hosts_meet_over_nccl(machine: FeignedCuda, book: Notebook) -> None:
     found = book.ok(
-        f"%%distributed {FAR} --gpus 4 --strategy ddp\nimport os, torch\n"
-        "t = torch.full((3,), 1.0 + rank, device=device)\ntorch.distributed.all_reduce(t)\n"
-        "os.environ['HOST'], t.tolist(), str(torch.distributed.get_backend_config())"
+        dedent(f"""\
+            %%distributed {FAR} --gpus 4 --strategy ddp
+            import os, torch
+            t = torch.full((3,), 1.0 + rank, device=device)
+            torch.distributed.all_reduce(t)
+            os.environ['HOST'], t.tolist(), str(torch.distributed.get_backend_config())""")
     )
     for ranks, host in (("0-1", "a"), ("2-3", "b")):
         assert f"ranks {ranks}: ('{host}', [10.0, 10.0, 10.0], 'cpu:gloo,cuda:nccl')" in found.text
@@ -64,5 +68,10 @@ def test_a_killed_rank_is_reported_with_its_host_and_replaced(book: Notebook) ->
 
 
 def pids(book: Notebook) -> list[int]:
-    found = book.ok(f"%%distributed {FAR} --gpus 2\nimport os\nos.getpid()")
+    found = book.ok(
+        dedent(f"""\
+            %%distributed {FAR} --gpus 2
+            import os
+            os.getpid()""")
+    )
     return [int(word) for word in re.findall(r": (\d+)", found.text)]

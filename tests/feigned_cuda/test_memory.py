@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 
@@ -39,7 +40,12 @@ def test_after_stop(machine: FeignedCuda, book: Notebook) -> None:
 
 
 def test_after_a_rank_was_killed(machine: FeignedCuda, book: Notebook) -> None:
-    found = book.ok("%%distributed --gpus 2\nimport os\nos.getpid()")
+    found = book.ok(
+        dedent("""\
+            %%distributed --gpus 2
+            import os
+            os.getpid()""")
+    )
     pid = int(re.findall(r": (\d+)", found.text)[1])
     book.start(f"%%distributed --gpus 2\n{BIG}print('holds', flush=True)\n__import__('signal').pause()")
     book.until("holds")
@@ -49,10 +55,23 @@ def test_after_a_rank_was_killed(machine: FeignedCuda, book: Notebook) -> None:
 
 
 WHERE = {
-    "forward": "class Grows(torch.nn.Module):\n    def forward(self, x):\n        self.full = torch.empty(3 << 30, device=x.device)\n        return x\n"
-    "model.append(Grows())\n",
-    "backward": "def grow(*_):\n    torch.empty(3 << 30, device=device)\nmodel[0].register_full_backward_hook(grow)\n",
-    "optimizer": "def grow(*_):\n    torch.empty(3 << 30, device=device)\noptimizer.register_step_pre_hook(grow)\n",
+    "forward": dedent("""\
+        class Grows(torch.nn.Module):
+            def forward(self, x):
+                self.full = torch.empty(3 << 30, device=x.device)
+                return x
+        model.append(Grows())
+    """),
+    "backward": dedent("""\
+        def grow(*_):
+            torch.empty(3 << 30, device=device)
+        model[0].register_full_backward_hook(grow)
+    """),
+    "optimizer": dedent("""\
+        def grow(*_):
+            torch.empty(3 << 30, device=device)
+        optimizer.register_step_pre_hook(grow)
+    """),
 }
 
 
@@ -83,7 +102,12 @@ def test_where_the_driver_tells_nothing_a_full_gpu_is_still_called_so(machine: F
     book.ok("%%distributed --gpus 2\npass")
     machine.refuse(on=True)
     try:
-        failed = book.fails("%%distributed --gpus 2\nimport torch\ntorch.empty(3 << 30, device=device)")
+        failed = book.fails(
+            dedent("""\
+                %%distributed --gpus 2
+                import torch
+                torch.empty(3 << 30, device=device)""")
+        )
         assert "he GPU is out of memory" in failed.text
         assert "rank 0: 1" in book.ok("%%distributed --gpus 1 --fresh\n1").text
     finally:
@@ -101,7 +125,11 @@ def test_a_second_notebook_has_the_gpus_of_a_dead_one(machine: FeignedCuda) -> N
 
 def test_a_gpu_is_not_given_on_before_the_rank_that_was_killed_has_gone(machine: FeignedCuda) -> None:
     """The system takes the memory of a process away before the process is gone, which takes a while if it was used."""
-    used = "import torch\nbig = torch.zeros(5 << 30, dtype=torch.uint8, device=device)\ntorch.cuda.synchronize()\n"
+    used = dedent("""\
+        import torch
+        big = torch.zeros(5 << 30, dtype=torch.uint8, device=device)
+        torch.cuda.synchronize()
+    """)
     with machine.notebook(CUDA_VISIBLE_DEVICES="7") as first, machine.notebook(CUDA_VISIBLE_DEVICES="7") as second:
         first.start(f"%%distributed --gpus 1\n{used}print('holds', flush=True)\n__import__('signal').pause()")
         first.until("holds")
@@ -126,7 +154,11 @@ fill = torch.empty(torch.cuda.mem_get_info()[0] - (256 << 20), dtype=torch.uint8
 torch.cuda.memory_stats()["num_ooms"]
 """
     assert "ranks 0-1: 0" in book.ok(cell).text
-    again = "%%distributed --gpus 2 --strategy ddp\nimport torch\nmodel\ntorch.cuda.memory_stats()['num_ooms']"
+    again = dedent("""\
+        %%distributed --gpus 2 --strategy ddp
+        import torch
+        model
+        torch.cuda.memory_stats()['num_ooms']""")
     assert "ranks 0-1: 0" in book.ok(again).text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 
 import pytest
 
@@ -28,7 +29,12 @@ def test_a_gpu_falls_off_the_bus_in_training(machine: FeignedCuda, book: Noteboo
 def test_the_notebook_changes_its_visible_gpus(machine: FeignedCuda, book: Notebook) -> None:
     book.ok("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '5,6'")
     try:
-        book.ok("%%distributed --gpus 2\nimport torch\ntorch.ones(1, device=device)")
+        book.ok(
+            dedent("""\
+                %%distributed --gpus 2
+                import torch
+                torch.ones(1, device=device)""")
+        )
         assert [gpus for gpus in sorted(machine.contexts().values()) if gpus != [0]] == [[5], [6]]
         refused = book.fails("%%distributed --gpus 3\nrank")
         assert "--gpus 3" in refused.text
@@ -43,13 +49,21 @@ def test_the_notebook_changes_its_visible_gpus(machine: FeignedCuda, book: Noteb
 def test_a_rank_keeps_its_gpu_if_its_cell_names_others(book: Notebook) -> None:
     """CUDA reads the variable once, before the cell; the next cell finds it as it was."""
     found = book.ok(
-        "%%distributed --gpus 2\nimport os, torch\nfirst = torch.ones(1, device=device)\n"
-        "os.environ['CUDA_VISIBLE_DEVICES'] = '1'\n"
-        "str(torch.ones(1, device=device).device), torch.cuda.device_count()"
+        dedent("""\
+            %%distributed --gpus 2
+            import os, torch
+            first = torch.ones(1, device=device)
+            os.environ['CUDA_VISIBLE_DEVICES'] = '1'
+            str(torch.ones(1, device=device).device), torch.cuda.device_count()""")
     )
     assert "rank 1: ('cuda:1', 2)" in found.text
     assert "choose GPUs in the notebook, with %env CUDA_VISIBLE_DEVICES=1" in found.text
-    after = book.ok("%%distributed --gpus 2\nimport os\nlen(os.environ['CUDA_VISIBLE_DEVICES'].split(','))")
+    after = book.ok(
+        dedent("""\
+            %%distributed --gpus 2
+            import os
+            len(os.environ['CUDA_VISIBLE_DEVICES'].split(','))""")
+    )
     assert "ranks 0-1: 2" in after.text
     assert "%env" not in after.text
 
@@ -57,7 +71,12 @@ def test_a_rank_keeps_its_gpu_if_its_cell_names_others(book: Notebook) -> None:
 def test_two_notebooks_on_one_gpu(machine: FeignedCuda) -> None:
     """Neither sees the other's GPU, and the second is told who has it."""
     with machine.notebook(CUDA_VISIBLE_DEVICES="7") as first, machine.notebook(CUDA_VISIBLE_DEVICES="7") as second:
-        first.ok("%%distributed --gpus 1 --keep w\nimport torch\nw = torch.ones(1, device=device)")
+        first.ok(
+            dedent("""\
+                %%distributed --gpus 1 --keep w
+                import torch
+                w = torch.ones(1, device=device)""")
+        )
         refused = second.fails("%%distributed --gpus 1\nrank")
         assert "GPU 7" in refused.text
         assert "keeps w" in refused.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from tests.feigned_cuda import FeignedCuda, trainings
@@ -10,9 +12,12 @@ from tests.notebook import Notebook
 
 def test_the_backend_is_nccl_and_each_rank_has_its_own_gpu(machine: FeignedCuda, book: Notebook) -> None:
     found = book.ok(
-        "%%distributed --gpus 4 --strategy ddp\nimport torch\n"
-        "t = torch.full((3,), 1.0 + rank, device=device)\ntorch.distributed.all_reduce(t)\n"
-        "str(device), t.tolist(), str(torch.distributed.get_backend_config())"
+        dedent("""\
+            %%distributed --gpus 4 --strategy ddp
+            import torch
+            t = torch.full((3,), 1.0 + rank, device=device)
+            torch.distributed.all_reduce(t)
+            str(device), t.tolist(), str(torch.distributed.get_backend_config())""")
     )
     for rank in range(4):
         assert f"rank {rank}: ('cuda:{rank}', [10.0, 10.0, 10.0], 'cpu:gloo,cuda:nccl')" in found.text
@@ -103,19 +108,30 @@ def test_a_step_waits_for_the_gpu_as_seldom_as_torchs_own(book: Notebook) -> Non
 
 
 def test_what_does_not_train_is_said(book: Notebook) -> None:
-    graph = "import torch\nwith torch.cuda.graph(torch.cuda.CUDAGraph()):\n    torch.ones(2, device=device)\n"
+    graph = dedent("""\
+        import torch
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.ones(2, device=device)
+    """)
     failed = book.fails(f"%%distributed --gpus 1\n{graph}")
     assert "AcceleratorError" in failed.text
     again = (
-        "%%distributed --gpus 1\nimport torch\ntorch.randn(3, device=device).shape[0]"  # torch still notes a capture
+        dedent("""\
+            %%distributed --gpus 1
+            import torch
+            torch.randn(3, device=device).shape[0]""")  # torch still notes a capture
     )
     assert "rank 0: 3" in book.ok(again).text
 
 
 def test_eight_ranks(machine: FeignedCuda, book: Notebook) -> None:
     found = book.ok(
-        "%%distributed --gpus 8 --strategy ddp\nimport torch\nt = torch.ones(1, device=device)\n"
-        "torch.distributed.all_reduce(t)\nt.item()"
+        dedent("""\
+            %%distributed --gpus 8 --strategy ddp
+            import torch
+            t = torch.ones(1, device=device)
+            torch.distributed.all_reduce(t)
+            t.item()""")
     )
     assert "ranks 0-7: 8.0" in found.text
     assert sorted(machine.contexts().values()) == [[gpu] for gpu in range(8)]

@@ -14,9 +14,10 @@ from torch.utils.data import TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 data = TensorDataset(torch.arange(24.0).view(24, 1))
 
-def train(steps, resumed, workers):
+def train(steps, resumed, workers, seed=None):
     torch.manual_seed(1)
-    loader = StatefulDataLoader(data, batch_size=2, shuffle=True, num_workers=workers)
+    own = None if seed is None else torch.Generator().manual_seed(seed + resumed)
+    loader = StatefulDataLoader(data, batch_size=2, shuffle=True, num_workers=workers, generator=own)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     if resumed:
@@ -39,9 +40,9 @@ def test_a_stateful_loader_is_divided_and_goes_on_at_its_position(shared_noteboo
     pytest.importorskip("torchdata")
     shared_notebook.ok(STATEFUL)
     line = "%%distributed --ranks 2 --strategy ddp --out"
-    shared_notebook.ok(f"{line} whole\ntrain(99, False, {workers})")
-    shared_notebook.ok(f"{line} begun\ntrain(2, False, {workers})")
-    shared_notebook.ok(f"{line} rest\ntrain(99, True, {workers})")
+    shared_notebook.ok(f"{line} whole\ntrain(99, False, {workers}, {seed})")
+    shared_notebook.ok(f"{line} begun\ntrain(2, False, {workers}, {seed})")
+    shared_notebook.ok(f"{line} rest\ntrain(99, True, {workers}, {seed})")
 
     assert shared_notebook.ok("sorted(sum(whole[0] + whole[1], [])) == list(range(24))").result == "True"
     assert shared_notebook.ok("[a + b for a, b in zip(begun, rest)] == list(whole)").result == "True"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 
@@ -20,9 +21,10 @@ pandas.get_option("display.max_rows"), pandas.get_option("display.max_columns")
 
 
 def test_a_program_that_has_only_imported_pandas_has_nothing_to_tell() -> None:
-    program = (
-        "import pandas\nfrom jupyter_distrib.libraries import settings as s\nprint(s.state().values, [*s.state().stay])"
-    )
+    program = dedent("""\
+        import pandas
+        from jupyter_distrib.libraries import settings as s
+        print(s.state().values, [*s.state().stay])""")
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
 

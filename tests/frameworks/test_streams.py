@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from tests.notebook import Notebook
@@ -52,7 +54,10 @@ def test_webdataset_is_divided_by_its_shards_and_read_whole_for_an_evaluation(bo
     divided = READ.replace("nodesplitter=wds.split_by_node, ", "").replace(
         "torch.utils.data.DataLoader(stream, batch_size=4)", loader
     )
-    whole = f"\nwith torch.no_grad():\n    count = sum(len(texts) for (texts,) in {loader})\nseen, count"
+    whole = dedent(f"""
+        with torch.no_grad():
+            count = sum(len(texts) for (texts,) in {loader})
+        seen, count""")
     read = book.ok(divided + whole)
 
     shards = [[*range(8 * rank, 8 * rank + 8), *range(8 * rank + 16, 8 * rank + 24)] for rank in (0, 1)]
@@ -72,7 +77,11 @@ def test_a_stream_that_cannot_be_divided_by_shards_is_named_as_read_by_all(book:
         'wds.WebDataset("shard-{0..3}.tar", nodesplitter=wds.split_by_node, shardshuffle=False).decode().to_tuple("txt")',
         "Numbers()",
     ).replace("for (texts,)", "for texts")
-    numbers = "import torch\nclass Numbers(torch.utils.data.IterableDataset):\n    def __iter__(self): return iter(range(8))\n"
+    numbers = dedent("""\
+        import torch
+        class Numbers(torch.utils.data.IterableDataset):
+            def __iter__(self): return iter(range(8))
+    """)
     read = book.ok(numbers).text + book.ok(stream).text
 
     assert "samples of Numbers dealt to 2 ranks, each of which reads all of them" in read

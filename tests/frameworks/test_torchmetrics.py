@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from tests.frameworks.training import PROBLEM
@@ -77,8 +79,11 @@ def test_an_evaluation_that_the_cell_has_divided_is_added_up(prepared: Notebook)
 
 def test_without_a_strategy_it_adds_up_as_it_always_does(prepared: Notebook) -> None:
     outcome = prepared.cell(
-        "%%distributed --ranks 2\ntorch.distributed.init_process_group('gloo')\n"
-        f"of_class = torchmetrics.ConfusionMatrix('binary')\n{EVALUATED}",
+        dedent(f"""\
+            %%distributed --ranks 2
+            torch.distributed.init_process_group('gloo')
+            of_class = torchmetrics.ConfusionMatrix('binary')
+            {EVALUATED}"""),
         120,
     )
 

@@ -131,7 +131,7 @@ def test_a_schedule_of_accelerate_ends_with_the_training(notebook: Notebook) -> 
         "wrapped,", "accelerator = Accelerator()\nwrapped,"
     )
     said = notebook.cell(f"%%distributed --ranks 2 {STRATEGIES[0]}{late}", 120).view
-    assert "called on line 5 before there was an Accelerator, was that of a rank's share" in said
+    assert "called on line 5 before the Accelerator existed, counted only this rank's batches" in said
     assert "len()" not in notebook.cell(f"%%distributed --ranks 2 {STRATEGIES[1]}{late}", 120).view
 
 

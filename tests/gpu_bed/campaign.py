@@ -30,7 +30,11 @@ STEP_LIMIT_S = 40.0
 _WHERE = re.compile(r"\(GPU (\d+)\)$")
 _FREE = re.compile(r"--gpus (\d+), but only (\d+) of (\d+) GPUs are free")
 _SMALL = "import os\nos.getpid()"
-_LONG = "print('it has begun')\nimport signal\nwhile True:\n    signal.pause()"
+_LONG = """\
+print('it has begun')
+import signal
+while True:
+    signal.pause()"""
 
 
 class Broken(AssertionError):

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -38,7 +39,12 @@ def test_a_lost_gpu_is_left_out_and_reported(bed: GpuBed, book: Notebook) -> Non
     bed.use(1, lost=True)
 
     assert book.ok("%%distributed --ranks 2\n1").result == "ranks 0-1: 1"
-    outcome = book.ok("%%distributed --gpus 7\nimport os\nos.environ['CUDA_VISIBLE_DEVICES']")
+    outcome = book.ok(
+        dedent("""\
+            %%distributed --gpus 7
+            import os
+            os.environ['CUDA_VISIBLE_DEVICES']""")
+    )
     assert "GPU 1 cannot be used (GPU is lost); it is left out." in outcome.view
     assert bed.gpus[0]["uuid"] in outcome.result, "by UUID, since numbers may have moved"
     refused = book.fails("%%distributed --gpus 8\n1")
@@ -185,7 +191,11 @@ def test_cpu_ranks_do_not_hide_gpus(bed: GpuBed, book: Notebook) -> None:
     assert book.ok("%%distributed\nworld_size").result == "ranks 0-7: 8"
 
 
-HOLDS = "%%distributed --gpus 1\nimport feigned_cuda, signal\nfeigned_cuda.hold(10 << 30)\nsignal.pause()"
+HOLDS = """\
+%%distributed --gpus 1
+import feigned_cuda, signal
+feigned_cuda.hold(10 << 30)
+signal.pause()"""
 
 
 @pytest.mark.parametrize("pids", [True, False])
@@ -251,8 +261,11 @@ def test_a_driver_that_hangs_as_ranks_start_is_ended_by_stop(bed: GpuBed, book: 
 def test_threads_of_a_rank_choose_its_gpu_at_the_same_time(book: Notebook) -> None:
     """As those do that wait for the GPU and abort NCCL after a stop: an error would replace the rank."""
     chosen = book.ok(
-        "%%distributed --gpus 1\n"
-        "import torch\nfrom concurrent.futures import ThreadPoolExecutor\n"
-        "with ThreadPoolExecutor(8) as threads: chosen = [*threads.map(torch.cuda.set_device, [0] * 400)]\nlen(chosen)"
+        dedent("""\
+            %%distributed --gpus 1
+            import torch
+            from concurrent.futures import ThreadPoolExecutor
+            with ThreadPoolExecutor(8) as threads: chosen = [*threads.map(torch.cuda.set_device, [0] * 400)]
+            len(chosen)""")
     )
     assert chosen.result == "rank 0: 400"

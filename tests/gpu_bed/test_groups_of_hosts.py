@@ -24,7 +24,11 @@ def on(size: int, cell: str = "", options: str = "--strategy ddp") -> str:
     )
 
 
-MEET = "t = torch.ones(1)\ndist.all_reduce(t)\nprint('pid', os.getpid())\nint(t)"
+MEET = """\
+t = torch.ones(1)
+dist.all_reduce(t)
+print('pid', os.getpid())
+int(t)"""
 READY = "print('ready', rank, flush=True)\n"
 
 

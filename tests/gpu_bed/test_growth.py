@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -16,7 +17,12 @@ pytestmark = pytest.mark.slow  # each test starts an agent of its own
 
 def hold(book: Notebook, gpus: int) -> None:
     """Let a run that does not end use GPUs."""
-    book.ok(f"%%distributed --gpus {gpus} --detach\nimport threading\nthreading.Event().wait()")
+    book.ok(
+        dedent(f"""\
+            %%distributed --gpus {gpus} --detach
+            import threading
+            threading.Event().wait()""")
+    )
 
 
 def give_back(book: Notebook) -> None:
@@ -122,7 +128,12 @@ def test_a_detached_run_grows_without_its_kernel_and_its_history_says_so(bed: Gp
             name = book.ok("_.id").result.strip("'")
         give_back(other)
         other.ok(f"job = get_ipython().run_line_magic('distributed_attach', '{name}')")
-        other.start("import time\nwhile not job.record.restarts: time.sleep(0.01)\nprint(job.record.world_size)")
+        other.start(
+            dedent("""\
+                import time
+                while not job.record.restarts: time.sleep(0.01)
+                print(job.record.world_size)""")
+        )
         other.until("8")
         other.finish()
         end.touch()

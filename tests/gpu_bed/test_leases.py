@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import signal
+from textwrap import dedent
 
 import pytest
 
@@ -32,11 +33,18 @@ def test_a_rank_has_a_context_on_its_own_gpu_only(bed: GpuBed) -> None:
 
 def test_the_first_ranks_with_gpus_are_not_replaced_by_preloaded_ones(bed: GpuBed) -> None:
     """CPU ranks are, after their first cell; a second context would need memory beside the first."""
-    preloaded = "%%distributed --ranks 1 --fresh\nimport sys\n'torch._dynamo' in sys.modules"
+    preloaded = dedent("""\
+        %%distributed --ranks 1 --fresh
+        import sys
+        'torch._dynamo' in sys.modules""")
     bed.state["compiler"] = False
     bed.write()
     with bed.notebook() as book, bed.notebook() as other:
-        first = "%%distributed --gpus 2\nimport os, sys\nassert 'torch._dynamo' not in sys.modules\n(os.getpid(),)"
+        first = dedent("""\
+            %%distributed --gpus 2
+            import os, sys
+            assert 'torch._dynamo' not in sys.modules
+            (os.getpid(),)""")
         before = pids(book.cell(first))
         bed.state["compiler"] = True
         bed.write()
@@ -114,7 +122,13 @@ def test_a_refusal_names_what_the_holder_keeps(bed: GpuBed) -> None:
 
 def test_a_refusal_names_the_run_of_the_holder(bed: GpuBed) -> None:
     with bed.notebook() as first, bed.notebook() as second:
-        first.start("%%distributed --gpus 8\nprint('on')\nimport signal\nsignal.pause()")
+        first.start(
+            dedent("""\
+                %%distributed --gpus 8
+                print('on')
+                import signal
+                signal.pause()""")
+        )
         first.until("on")
         refused = second.fails("%%distributed --gpus 1\n1")
         first.interrupt()
@@ -165,6 +179,16 @@ def test_a_rank_that_cannot_start_again_fails_the_cell_with_the_cause_and_no_mor
 
 def test_a_cell_begins_on_the_gpu_of_its_rank_whichever_the_last_one_chose(bed: GpuBed) -> None:
     with bed.notebook() as book:
-        book.ok("%%distributed --gpus 2\nimport torch\ntorch.cuda.set_device(1 - rank)")
-        begun = book.ok("%%distributed --gpus 2\nimport torch\ntorch.cuda.current_device() == rank")
+        book.ok(
+            dedent("""\
+                %%distributed --gpus 2
+                import torch
+                torch.cuda.set_device(1 - rank)""")
+        )
+        begun = book.ok(
+            dedent("""\
+                %%distributed --gpus 2
+                import torch
+                torch.cuda.current_device() == rank""")
+        )
         assert begun.result == "ranks 0-1: True"

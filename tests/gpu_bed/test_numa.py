@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -27,9 +28,12 @@ def test_each_rank_runs_near_its_gpu_until_a_cell_without_the_option(tmp_path: P
         bed.write()
         with bed.notebook() as book:
             book.ok(
-                "%%distributed --gpus 2\nimport os\nfrom pathlib import Path\n"
-                "from jupyter_distrib.worker.environment import numa\n"
-                f"numa.SYS = Path({str(tmp_path)!r})"
+                dedent(f"""\
+                    %%distributed --gpus 2
+                    import os
+                    from pathlib import Path
+                    from jupyter_distrib.worker.environment import numa
+                    numa.SYS = Path({str(tmp_path)!r})""")
             )
             cell = "import os\nsorted(os.sched_getaffinity(0))"
             bound = book.ok(f"%%distributed --gpus 2 --numa-binding node\n{cell}")

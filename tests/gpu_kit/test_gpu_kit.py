@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -184,11 +185,12 @@ def test_two_ranks_share_one_feigned_gpu(tmp_path: Path, backend: str) -> None:
         assert book.values("--gpus 2", seen) == [(uuid, "cuda:0", 0), (uuid, "cuda:0", 1)]
         three = book.cell("%%distributed --gpus 3\n1")
         assert "2 GPUs are visible" in three.text
-        meets = (
-            "import os, torch.distributed as dist\n"
-            "dist.init_process_group('cpu:gloo,cuda:gloo')\n"
-            "hosts = [None, None]\ndist.all_gather_object(hosts, os.environ['NCCL_HOSTID'])\nhosts"
-        )
+        meets = dedent("""\
+            import os, torch.distributed as dist
+            dist.init_process_group('cpu:gloo,cuda:gloo')
+            hosts = [None, None]
+            dist.all_gather_object(hosts, os.environ['NCCL_HOSTID'])
+            hosts""")
         assert book.values("--gpus 2", meets) == [["kit0", "kit1"]] * 2
         status = book.ok("%distributed_status").text
         assert len(re.findall("NVIDIA H100", status)) >= 2

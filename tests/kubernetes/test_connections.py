@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_a_silent_network_is_noticed_within_ten_seconds(cluster: Cluster, client
     with cluster.frozen():
         began_s = time.monotonic()
         reason = one.wait(m.WorkerGroupClosed).reason
-    assert "nothing has come from it for" in reason, reason
+    assert "nothing has come" in reason, reason
     assert time.monotonic() - began_s < 20, "ten until it is noticed, and those in which the cluster is asked why"
 
 

@@ -20,8 +20,8 @@ def test_a_job_is_made_only_if_the_cell_works_and_fits(cluster: Cluster, tmp_pat
         book.ok("%load_ext jupyter_distrib")
         head = "%%distributed --strategy ddp --dry-run first"
         for size, source, said in (
-            ("--ranks 2 --detach", WRONG, "by its dry run it fails"),
-            ("--gpus 2 --gpu-type T4", LARGE, "by its dry run it does not fit"),
+            ("--ranks 2 --detach", WRONG, "the dry run says that it fails"),
+            ("--gpus 2 --gpu-type T4", LARGE, "the dry run says that it does not fit"),
         ):
             refused = book.cell(f"{head} {size}\n{source}", LIMIT_S)
             assert said in refused.traceback, refused.text

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -27,8 +28,15 @@ from tests.processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-SUM = "import socket, torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\n(socket.gethostname(), int(t))"
-FOR_EVER = "import time\nwhile True:\n    time.sleep(0.01)"
+SUM = """\
+import socket, torch, torch.distributed as dist
+t = torch.ones(1)
+dist.all_reduce(t)
+(socket.gethostname(), int(t))"""
+FOR_EVER = """\
+import time
+while True:
+    time.sleep(0.01)"""
 LOADER = """
 import torch
 from torch.utils.data import DataLoader
@@ -64,7 +72,10 @@ def test_a_dataloader_with_workers_has_room_in_shared_memory(cluster: Cluster, c
     one = client(shm="1Gi")
     group = one.group(1)
     assert one.run(group, LOADER).values == {0: 2}
-    size = "import os\ns = os.statvfs('/dev/shm')\ns.f_frsize * s.f_blocks"
+    size = dedent("""\
+        import os
+        s = os.statvfs('/dev/shm')
+        s.f_frsize * s.f_blocks""")
     assert one.run(group, size).values == {0: 1 << 30}
 
 
@@ -308,7 +319,11 @@ def test_a_connection_that_is_cut_is_taken_up_again(cluster: Cluster, client: Op
     one = client()
     group = one.group(2)
     [pod] = cluster.names("pods")
-    source = "import time\nprint('in', flush=True)\nuntil = time.monotonic() + 5\n"
+    source = dedent("""\
+        import time
+        print('in', flush=True)
+        until = time.monotonic() + 5
+    """)
     run = one.start(group, f"{source}while time.monotonic() < until:\n    time.sleep(0.01)\nrank")
     while not isinstance(one.seen.get(timeout=60), m.Wrote):
         pass

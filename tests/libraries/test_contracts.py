@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -78,13 +79,27 @@ def test_a_function_that_imports_unsloth_gets_ranks_that_have_imported_nothing(t
     told = "on new ranks, since unsloth has to be imported before transformers, trl and peft"
     with Notebook(tmp_path) as own:
         own.ok("%load_ext jupyter_distrib")
-        own.ok("%%distributed --ranks 2 --keep kept\nimport trl\nkept = rank")
-        cell = own.ok("%%distributed --ranks 2\nfrom unsloth import patched\npatched")
+        own.ok(
+            dedent("""\
+                %%distributed --ranks 2 --keep kept
+                import trl
+                kept = rank""")
+        )
+        cell = own.ok(
+            dedent("""\
+                %%distributed --ranks 2
+                from unsloth import patched
+                patched""")
+        )
         assert (cell.result, told in cell.view) == ("ranks 0-1: True", True)
         own.ok("%%distributed --ranks 2\nimport trl")
         own.ok(
-            "import jupyter_distrib\n@jupyter_distrib.distributed(ranks=2)\ndef train():\n    import unsloth\n"
-            "    return unsloth.patched"
+            dedent("""\
+                import jupyter_distrib
+                @jupyter_distrib.distributed(ranks=2)
+                def train():
+                    import unsloth
+                    return unsloth.patched""")
         )
         function = own.ok("train.distributed()")
         assert (function.result, told in function.view) == ("ranks 0-1: True", True)

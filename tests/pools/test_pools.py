@@ -79,7 +79,12 @@ os.rmdir({str(tmp_path)!r}) if rank else None
 def test_what_is_printed_appears_at_once_and_is_recorded(
     client: PoolClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = "import sys\nprint('out', rank)\nprint('err', rank, file=sys.stderr)\nseen()\nprint('after')"
+    source = dedent("""\
+        import sys
+        print('out', rank)
+        print('err', rank, file=sys.stderr)
+        seen()
+        print('after')""")
     seen: list[str] = []
     builtins.seen = lambda: seen.append(sys.stdout._stream.getvalue()[-6:])  # type: ignore[attr-defined]
     try:
@@ -94,9 +99,10 @@ def test_what_is_printed_appears_at_once_and_is_recorded(
 def test_a_handler_that_keeps_the_stream_goes_on_writing(
     client: PoolClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = (
-        "import logging, sys\nlogging.getLogger('jd').addHandler(logging.StreamHandler(sys.stderr))\nsys.stdout.close()"
-    )
+    source = dedent("""\
+        import logging, sys
+        logging.getLogger('jd').addHandler(logging.StreamHandler(sys.stderr))
+        sys.stdout.close()""")
     client.run(client.group(1), source)
     logger = logging.getLogger("jd")
     logger.warning("later")
@@ -157,7 +163,11 @@ def test_an_interrupt_stops_this_rank_and_starts_no_other(client: PoolClient) ->
 def test_it_runs_in_any_thread(client: PoolClient) -> None:
     """Where an interrupt is an exception that arrives at the next line."""
     group, got = client.group(2), []
-    source = "import threading\nmine = threading.get_ident()\nwhile True:\n    pass"
+    source = dedent("""\
+        import threading
+        mine = threading.get_ident()
+        while True:
+            pass""")
 
     def work() -> None:
         client.when(m.Started, lambda run: client.send(m.Stop(run=run)))
@@ -200,10 +210,12 @@ def test_one_cell_at_a_time(client: PoolClient) -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    program = (
-        "import sys\nfrom jupyter_distrib.testing import PoolClient\nfrom jupyter_distrib.pools.inline.pool import InlinePool\n"
-        "c = PoolClient(InlinePool())\nprint(c.run(c.group(2), '(rank, device)').values, 'torch' in sys.modules)"
-    )
+    program = dedent("""\
+        import sys
+        from jupyter_distrib.testing import PoolClient
+        from jupyter_distrib.pools.inline.pool import InlinePool
+        c = PoolClient(InlinePool())
+        print(c.run(c.group(2), '(rank, device)').values, 'torch' in sys.modules)""")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "{0: (0, 'cpu'), 1: (1, 'cpu')} False\n"
 
@@ -264,11 +276,17 @@ def ignored() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-ENDLESS = "import time\nwhile True:\n    time.sleep(0.01)"
-ALARM = (
-    "import signal\ndef ring(*_):\n    raise ERROR('the alarm')\n"
-    "signal.signal(signal.SIGALRM, ring)\nsignal.setitimer(signal.ITIMER_REAL, 0.05)\n"
-)
+ENDLESS = """\
+import time
+while True:
+    time.sleep(0.01)"""
+ALARM = """\
+import signal
+def ring(*_):
+    raise ERROR('the alarm')
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+"""
 
 
 @pytest.mark.parametrize("error", ["TimeoutError", "KeyboardInterrupt"])
@@ -319,7 +337,10 @@ def test_a_run_is_stopped_where_interrupts_are_ignored(client: PoolClient, timeo
 
 @pytest.mark.usefixtures("ignored")
 def test_an_interrupt_that_is_ignored_stays_ignored(client: PoolClient) -> None:
-    source = "import os, signal\nfor _ in range(3): os.kill(os.getpid(), signal.SIGINT)\nrank"
+    source = dedent("""\
+        import os, signal
+        for _ in range(3): os.kill(os.getpid(), signal.SIGINT)
+        rank""")
     assert client.run(client.group(2), source).values == {0: 0, 1: 1}
 
 

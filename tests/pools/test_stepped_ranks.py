@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -77,16 +78,20 @@ def test_every_collective_gives_what_torch_gives(client: PoolClient, capsys: pyt
 
 
 def test_each_rank_keeps_its_surroundings_while_others_run(client: PoolClient) -> None:
-    source = IMPORTS + (
-        "import os, random, jupyter_distrib\nos.environ['MINE'] = str(rank); torch.manual_seed(rank); random.seed(rank)\n"
-        "mine = rank; dist.barrier()\n"
-        "import __main__\n(os.environ['MINE'], os.environ['RANK'], __main__.mine, torch.rand(1).item(), random.random())"
-    )
+    source = IMPORTS + dedent("""\
+        import os, random, jupyter_distrib
+        os.environ['MINE'] = str(rank); torch.manual_seed(rank); random.seed(rank)
+        mine = rank; dist.barrier()
+        import __main__
+        (os.environ['MINE'], os.environ['RANK'], __main__.mine, torch.rand(1).item(), random.random())""")
     values = client.run(client.group(2), source).values
     for rank in range(2):
         alone = {}
         exec(
-            f"import torch, random\ntorch.manual_seed({rank}); random.seed({rank})\nt = torch.rand(1).item(), random.random()",
+            dedent(f"""\
+                import torch, random
+                torch.manual_seed({rank}); random.seed({rank})
+                t = torch.rand(1).item(), random.random()"""),
             alone,
         )
         assert values[rank] == (str(rank), str(rank), rank, *alone["t"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 
 from tests.notebook import Notebook, Outcome
 
@@ -26,22 +27,50 @@ SAYS = {
     "SIGABRT": "RankLost: Rank {rank} crashed with SIGABRT (aborted).",
 }
 WHERE = {
-    "in compute": "import time\nif rank == {rank}:\n    {how}\ntime.sleep(50)",
-    "while the others are in a collective": (
-        "import torch, torch.distributed as dist\nif rank == {rank}:\n    {how}\ndist.all_reduce(torch.ones(1))"
-    ),
-    "in the middle of a loop of collectives": "import torch, torch.distributed as dist\nfor step in range(10**6):\n"
-    "    if rank == {rank} and step == 50:\n        {how}\n    dist.all_reduce(torch.ones(1))",
-    "while unpickling an input": "bomb\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))",
-    "while pickling the result": "class Bomb:\n    def __reduce__(self):\n        {how}\nBomb() if rank == {rank} else 0",
-    "in a thread": "import threading, time\ndef work():\n    {how}\nthread = threading.Thread(target=work)\n"
-    "if rank == {rank}:\n    thread.start()\n    thread.join()\nelse:\n    time.sleep(0.2)\n'went on'",
+    "in compute": dedent("""\
+        import time
+        if rank == {rank}:
+            {how}
+        time.sleep(50)"""),
+    "while the others are in a collective": dedent("""\
+        import torch, torch.distributed as dist
+        if rank == {rank}:
+            {how}
+        dist.all_reduce(torch.ones(1))"""),
+    "in the middle of a loop of collectives": dedent("""\
+        import torch, torch.distributed as dist
+        for step in range(10**6):
+            if rank == {rank} and step == 50:
+                {how}
+            dist.all_reduce(torch.ones(1))"""),
+    "while unpickling an input": dedent("""\
+        bomb
+        import torch, torch.distributed as dist
+        dist.all_reduce(torch.ones(1))"""),
+    "while pickling the result": dedent("""\
+        class Bomb:
+            def __reduce__(self):
+                {how}
+        Bomb() if rank == {rank} else 0"""),
+    "in a thread": dedent("""\
+        import threading, time
+        def work():
+            {how}
+        thread = threading.Thread(target=work)
+        if rank == {rank}:
+            thread.start()
+            thread.join()
+        else:
+            time.sleep(0.2)
+        'went on'"""),
 }
-_BOMB = (
-    "class Bomb:\n    def __setstate__(self, state):\n"
-    "        if __import__('os').environ.get('RANK') == '{rank}':\n            {how}\n"
-    "bomb = Bomb()\nbomb.x = 1"
-)
+_BOMB = """\
+class Bomb:
+    def __setstate__(self, state):
+        if __import__('os').environ.get('RANK') == '{rank}':
+            {how}
+bomb = Bomb()
+bomb.x = 1"""
 EXCEPTIONS = {
     ("in compute", "sys.exit(0)"),  # this rank has finished, and the others are not waiting for it
     ("while the others are in a collective", "sys.exit(0)"),

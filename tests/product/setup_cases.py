@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.notebook import Notebook
 
-COUNTED = "%%distributed_setup counted\nimport sys\nsys.times_set_up = getattr(sys, 'times_set_up', 0) + 1"
+COUNTED = """\
+%%distributed_setup counted
+import sys
+sys.times_set_up = getattr(sys, 'times_set_up', 0) + 1"""
 READ = "import os, sys\ngetattr(sys, 'times_set_up', 0)"
 LOSE = "import os, signal\nif rank == {last} and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), signal.SIGKILL)"
 BAD = """\
@@ -13,8 +16,16 @@ import os
 
 if 'RANK' in os.environ:
     {}['nothing']"""
-BAD_ON_ONE = "%%distributed_setup bad\nimport os\nif os.environ.get('RANK') == '1':\n    raise ValueError('no licence')"
-LEAVES_ON_ONE = "%%distributed_setup bad\nimport os, sys\nif os.environ.get('RANK') == '1':\n    sys.exit(3)"
+BAD_ON_ONE = """\
+%%distributed_setup bad
+import os
+if os.environ.get('RANK') == '1':
+    raise ValueError('no licence')"""
+LEAVES_ON_ONE = """\
+%%distributed_setup bad
+import os, sys
+if os.environ.get('RANK') == '1':
+    sys.exit(3)"""
 REDUCE = "import torch\ntorch.distributed.all_reduce(torch.ones(1))"
 
 

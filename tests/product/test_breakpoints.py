@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -55,7 +56,11 @@ def test_a_training_that_stops_in_one_rank_ends_with_the_same_weights(book: Note
 
 
 def test_a_changed_local_is_what_the_rank_goes_on_with(book: Notebook) -> None:
-    cell = ON_TWO + "def f(x):\n    import pdb; pdb.set_trace()\n    return x + 1\nf(rank)"
+    cell = ON_TWO + dedent("""\
+        def f(x):
+            import pdb; pdb.set_trace()
+            return x + 1
+        f(rank)""")
     book.start(cell, keyboard=True)
     answers = {0: ["c", "x = 41"], 1: ["c", "x"]}
     while any(answers.values()):
@@ -68,7 +73,15 @@ def test_a_changed_local_is_what_the_rank_goes_on_with(book: Notebook) -> None:
 
 
 def test_one_prompt_serves_several_ranks_and_rank_n_switches(book: Notebook) -> None:
-    book.start(ON_TWO + "x = rank * 10\nbreakpoint()\nx += 1\nx", keyboard=True)
+    book.start(
+        ON_TWO
+        + dedent("""\
+            x = rank * 10
+            breakpoint()
+            x += 1
+            x"""),
+        keyboard=True,
+    )
     first = asking(book.asked("(Pdb) "))
     other = 1 - first
     book.client.input("rank 7")
@@ -85,7 +98,12 @@ def test_one_prompt_serves_several_ranks_and_rank_n_switches(book: Notebook) -> 
 
 
 def test_a_step_over_a_collective_leaves_the_prompt_to_the_other_rank(book: Notebook) -> None:
-    cell = ON_DDP + "import torch\nt = torch.ones(1)\nbreakpoint()\ntorch.distributed.all_reduce(t)\nt.item()"
+    cell = ON_DDP + dedent("""\
+        import torch
+        t = torch.ones(1)
+        breakpoint()
+        torch.distributed.all_reduce(t)
+        t.item()""")
     book.start(cell, keyboard=True)
     first = asking(book.asked("(Pdb) "))
     book.client.input("n")  # waits for the other rank
@@ -99,7 +117,15 @@ def test_a_step_over_a_collective_leaves_the_prompt_to_the_other_rank(book: Note
 
 @pytest.mark.parametrize("leave", ["q", "\x04"])
 def test_quit_and_the_end_of_input_stop_the_run(book: Notebook, leave: str) -> None:
-    book.start(ON_TWO + "if rank == 1:\n    breakpoint()\nimport time\ntime.sleep(60)", keyboard=True)
+    book.start(
+        ON_TWO
+        + dedent("""\
+            if rank == 1:
+                breakpoint()
+            import time
+            time.sleep(60)"""),
+        keyboard=True,
+    )
     book.types(leave, prompt="rank 1 (Pdb) ")
     outcome = book.finish()
 
@@ -108,7 +134,15 @@ def test_quit_and_the_end_of_input_stop_the_run(book: Notebook, leave: str) -> N
 
 
 def test_stop_at_the_prompt_stops_the_run(book: Notebook) -> None:
-    book.start(ON_TWO + "if rank == 1:\n    breakpoint()\nimport time\ntime.sleep(60)", keyboard=True)
+    book.start(
+        ON_TWO
+        + dedent("""\
+            if rank == 1:
+                breakpoint()
+            import time
+            time.sleep(60)"""),
+        keyboard=True,
+    )
     book.asked("rank 1 (Pdb) ")
     book.interrupt()
     outcome = book.finish()
@@ -131,7 +165,11 @@ def test_a_prompt_is_withdrawn_when_another_rank_ends_the_run(book: Notebook, tm
 
 def test_the_limits_of_time_stand_still_while_a_rank_is_stopped(book: Notebook) -> None:
     cell = "--ranks 2 --strategy ddp --timeout 4 --hang-timeout 3\nimport torch, time\nt = torch.ones(1)\n"
-    waits = "if rank == 1:\n    breakpoint()\ntorch.distributed.all_reduce(t)\nt.item()"
+    waits = dedent("""\
+        if rank == 1:
+            breakpoint()
+        torch.distributed.all_reduce(t)
+        t.item()""")
     book.start(f"%%distributed {cell}{waits}", "cell-1", keyboard=True)
     book.asked("rank 1 (Pdb) ")
     book.until("Rank 1 is stopped in the debugger at line 6.")
@@ -175,7 +213,13 @@ def test_a_stopped_rank_is_waited_for_longer_than_the_timeout(book: Notebook, ce
 
 
 def test_a_breakpoint_outside_the_cell_tells_how_long_the_others_wait(book: Notebook, tmp_path: Path) -> None:
-    (tmp_path / "stops_here.py").write_text("def look():\n    breakpoint()\n    return 5\n")
+    (tmp_path / "stops_here.py").write_text(
+        dedent("""\
+            def look():
+                breakpoint()
+                return 5
+        """)
+    )
     book.ok(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
     book.start(ON_DDP + "import stops_here\nstops_here.look() if rank == 1 else 0", keyboard=True)
     book.types("c", prompt="rank 1 (Pdb) ")
@@ -192,7 +236,13 @@ def test_a_kernel_that_dies_at_the_prompt_leaves_no_rank(notebook: Notebook) -> 
 
 
 def test_a_detached_run_skips_breakpoints(book: Notebook) -> None:
-    book.start("%%distributed --ranks 2 --detach --out job\nbreakpoint()\nrank", keyboard=True)
+    book.start(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            breakpoint()
+            rank"""),
+        keyboard=True,
+    )
     book.finish()
     assert book.ok("[*job.result(timeout_s=30)]").result == "[0, 1]"
     assert book.ok("job.logs(1).count('the breakpoint is skipped, because the run is detached')").result == "1"

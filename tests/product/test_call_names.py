@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -54,30 +55,61 @@ def test_warnings_and_stacks_show_the_call_as_it_is_written(book: Notebook) -> N
 )
 def test_errors_name_the_parts_of_a_call_in_words(book: Notebook, call: str, told: str) -> None:
     book.ok(
-        "import jupyter_distrib, os, threading\n@jupyter_distrib.distributed(ranks=1)\ndef work(x): return x\n"
-        "class Broken:\n    def __reduce__(self): return int, ('x',)\n"
-        "class Aborts:\n    def __reduce__(self): return os.abort, ()"
+        dedent("""\
+            import jupyter_distrib, os, threading
+            @jupyter_distrib.distributed(ranks=1)
+            def work(x): return x
+            class Broken:
+                def __reduce__(self): return int, ('x',)
+            class Aborts:
+                def __reduce__(self): return os.abort, ()""")
     )
     assert told in hidden(book.fails(call).text)
 
 
 def test_large_arguments_are_named_in_words(book: Notebook) -> None:
-    book.ok("import jupyter_distrib, numpy\n@jupyter_distrib.distributed(ranks=1)\ndef work(x): return 1")
+    book.ok(
+        dedent("""\
+            import jupyter_distrib, numpy
+            @jupyter_distrib.distributed(ranks=1)
+            def work(x): return 1""")
+    )
     told = "the arguments (120.0 MB) are captured and sent once per node. Load them in the cell"
     assert told in hidden(book.ok("work.distributed(numpy.zeros(15_000_000))").text)
 
 
 def test_an_exported_call_is_written_as_one_would(book: Notebook, tmp_path: Path) -> None:
-    book.ok("import jupyter_distrib\n@jupyter_distrib.distributed(ranks=1)\ndef work(x, y=1): return x + y")
+    book.ok(
+        dedent("""\
+            import jupyter_distrib
+            @jupyter_distrib.distributed(ranks=1)
+            def work(x, y=1): return x + y""")
+    )
     path = tmp_path / "out.py"
-    book.ok(f"run = work.submit(1, y=2)\nrun.result()\n%distributed_export run {path}")
+    book.ok(
+        dedent(f"""\
+            run = work.submit(1, y=2)
+            run.result()
+            %distributed_export run {path}""")
+    )
     assert "work(*arguments, **keywords)" in hidden(path.read_text())
-    book.ok(f"arguments = 5\nrun = work.submit(1, y=2)\nrun.result()\n%distributed_export run {path}")
+    book.ok(
+        dedent(f"""\
+            arguments = 5
+            run = work.submit(1, y=2)
+            run.result()
+            %distributed_export run {path}""")
+    )
     assert "work(*arguments_, **keywords)" in path.read_text()
     book.ok("run = work.submit([object])")
     told = "`arguments_` (a run keeps the arguments of its call only if they are short plain values)"
     assert told in hidden(book.fails(f"run.wait_ended(30)\n%distributed_export run {path}").evalue)
-    book.ok("class Job:\n    def go(self): return 1\nrun = jupyter_distrib.distributed(ranks=1)(Job().go).submit()")
+    book.ok(
+        dedent("""\
+            class Job:
+                def go(self): return 1
+            run = jupyter_distrib.distributed(ranks=1)(Job().go).submit()""")
+    )
     told = "`function` (a run keeps the function that it calls only if that is a function, and not a method,"
     assert told in hidden(book.fails(f"run.wait_ended(30)\n%distributed_export run {path}").evalue)
 
@@ -85,10 +117,15 @@ def test_an_exported_call_is_written_as_one_would(book: Notebook, tmp_path: Path
 def test_runs_of_launchers_have_the_name_of_the_users_function_or_script(book: Notebook, tmp_path: Path) -> None:
     (tmp_path / "args.py").write_text("print(1)")
     book.ok(
-        "import horovod\nfrom sparkdl import HorovodRunner\n"
-        "from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor as D\n"
-        "def train(): raise LookupError('no')\ndef fine(): return 1\n"
-        f"D(1, useGpu=False).run(fine)\nD(1, useGpu=False).run({str(tmp_path / 'args.py')!r})\nHorovodRunner(np=-1).run(fine)"
+        dedent(f"""\
+            import horovod
+            from sparkdl import HorovodRunner
+            from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor as D
+            def train(): raise LookupError('no')
+            def fine(): return 1
+            D(1, useGpu=False).run(fine)
+            D(1, useGpu=False).run({str(tmp_path / "args.py")!r})
+            HorovodRunner(np=-1).run(fine)""")
     )
     hidden(book.fails("horovod.run(train)").text)
     labels = book.ok(
@@ -101,19 +138,25 @@ def test_runs_of_launchers_have_the_name_of_the_users_function_or_script(book: N
 
 def test_saved_runs_and_their_comparison_show_the_functions_that_ran(book: Notebook) -> None:
     book.ok(
-        "import horovod, jupyter_distrib\n"
-        "def train(lr):\n    return lr\n"
-        "horovod.run(train, args=(1,), num_proc=1)\nhorovod.run(train, args=(2,), num_proc=1)\n"
-        "def train(lr):\n    return lr + 1\n"
-        "jupyter_distrib.distributed(ranks=1)(train).distributed(3)"
+        dedent("""\
+            import horovod, jupyter_distrib
+            def train(lr):
+                return lr
+            horovod.run(train, args=(1,), num_proc=1)
+            horovod.run(train, args=(2,), num_proc=1)
+            def train(lr):
+                return lr + 1
+            jupyter_distrib.distributed(ranks=1)(train).distributed(3)""")
     )
     listed = ask(book, op="history", words="train")["saved"]
     hidden(str(listed))
     compared = hidden(str(ask(book, op="compare", runs=[each["run"] for each in listed[:3]])["comparison"]))
     assert "return lr + 1" in compared
     saved = book.ok(
-        "from jupyter_distrib.kernel.history import run_files\n"
-        "for run in run_files.load_with_note().runs[-3:]:\n    print(run, run.source)"
+        dedent("""\
+            from jupyter_distrib.kernel.history import run_files
+            for run in run_files.load_with_note().runs[-3:]:
+                print(run, run.source)""")
     )
     assert "return lr + 1" in hidden(saved.text)
     hidden(book.ok("%distributed_status --json").text)

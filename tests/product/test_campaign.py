@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -73,7 +74,13 @@ class Campaign:
         assert outcome.ename in names, f"{self.told}: {outcome.text}"
 
     def _ranks(self) -> list[int]:
-        outcome = self._book.cell("%%distributed --ranks 2 --out _pids\nimport os\nos.getpid()", LIMIT_S)
+        outcome = self._book.cell(
+            dedent("""\
+                %%distributed --ranks 2 --out _pids
+                import os
+                os.getpid()"""),
+            LIMIT_S,
+        )
         assert outcome.status == "ok", f"{self.told}: {outcome.text}"
         return [int(pid) for pid in self._book.cell("print(*_pids)").stdout.split()]
 
@@ -122,7 +129,14 @@ class Campaign:
         assert outcome.ename == "ZeroDivisionError", f"{self.told}: {outcome.text}"
 
     def leave_a_rank(self) -> None:
-        outcome = self._book.cell("%%distributed --ranks 2\nimport os\nif rank == 1:\n    os._exit(3)", LIMIT_S)
+        outcome = self._book.cell(
+            dedent("""\
+                %%distributed --ranks 2
+                import os
+                if rank == 1:
+                    os._exit(3)"""),
+            LIMIT_S,
+        )
         assert outcome.ename == "RankLost", f"{self.told}: {outcome.text}"
 
 

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -69,7 +70,10 @@ def test_an_upgrade_reaches_the_ranks_of_the_next_cell(book: Notebook, environme
     environment.install("typing_extensions", "2.0")
 
     assert book.ok(READ.format("typing_extensions")).result == "ranks 0-1: '2.0'"
-    unchanged = "%%distributed --ranks 2 --out seen\nimport os\nos.getpid()"
+    unchanged = dedent("""\
+        %%distributed --ranks 2 --out seen
+        import os
+        os.getpid()""")
     book.ok(f"{unchanged}")
     assert book.ok("first = list(seen)").status == "ok"
     book.ok(unchanged)
@@ -78,11 +82,21 @@ def test_an_upgrade_reaches_the_ranks_of_the_next_cell(book: Notebook, environme
 
 def test_ranks_that_keep_values_stay_and_the_head_says_so_once(book: Notebook, environment: Environment) -> None:
     environment.install("old_package", "0.1")
-    book.ok("%%distributed --ranks 2 --keep kept\nimport typing_extensions\nkept = rank")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --keep kept
+            import typing_extensions
+            kept = rank""")
+    )
     environment.install("small_package", "3.1")
     environment.install("typing_extensions", "2.0")
 
-    first = book.ok("%%distributed\nimport typing_extensions, small_package\ntyping_extensions.MARK, kept")
+    first = book.ok(
+        dedent("""\
+            %%distributed
+            import typing_extensions, small_package
+            typing_extensions.MARK, kept""")
+    )
     assert first.result == "rank 0: ('1.0', 0)\nrank 1: ('1.0', 1)"
     assert "small_package 3.1" in first.text
     assert "typing_extensions 2.0" in first.text
@@ -96,7 +110,12 @@ def test_ranks_that_keep_values_stay_and_the_head_says_so_once(book: Notebook, e
 def test_ranks_of_another_size_and_of_a_new_kernel_are_of_now(
     book: Notebook, environment: Environment, tmp_path: Path
 ) -> None:
-    book.ok("%%distributed --ranks 2 --keep kept\nimport typing_extensions\nkept = rank")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --keep kept
+            import typing_extensions
+            kept = rank""")
+    )
     environment.install("typing_extensions", "2.0")
 
     assert book.ok(READ.format("typing_extensions").replace("2", "1", 1)).result == "rank 0: '2.0'"
@@ -117,9 +136,19 @@ def test_a_package_that_was_missing_is_there(book: Notebook, environment: Enviro
 
 
 def test_files_beside_the_packages_change_nothing(book: Notebook, environment: Environment) -> None:
-    book.ok("%%distributed --ranks 2 --out first\nimport os\nos.getpid()")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --out first
+            import os
+            os.getpid()""")
+    )
     (environment.packages / "of_no_package").mkdir(exist_ok=True)
-    book.ok("%%distributed --ranks 2 --out second\nimport os\nos.getpid()")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --out second
+            import os
+            os.getpid()""")
+    )
     (environment.packages / "of_no_package").rmdir()
     assert book.ok("list(first) == list(second)").result == "True"
 

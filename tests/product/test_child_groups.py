@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -28,7 +29,11 @@ def test_programs_of_all_ranks_meet_as_often_as_they_are_started(notebook: Noteb
         outcome = notebook.ok(f"%%distributed --ranks 2 --strategy ddp --timeout 60\nimport sys{programs}")
         assert outcome.view.count("sum 3") >= times, outcome.view  # ranks that print the same are shown once
     own = notebook.ok(
-        "%%distributed --ranks 2 --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\n"
-        "dist.all_reduce(t)\nint(t)"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            import torch, torch.distributed as dist
+            t = torch.ones(1)
+            dist.all_reduce(t)
+            int(t)""")
     )
     assert own.result == "ranks 0-1: 2"

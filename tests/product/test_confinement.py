@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -74,8 +75,15 @@ def _empty(*folders: Path) -> None:
     assert wait_until(lambda: not any(map(members, folders)), 20), [*map(members, folders)]
 
 
-ONE = "%%distributed --ranks 1\nimport os\nprint('pid', os.getpid(), flush=True)"
-KEPT = "%%distributed --ranks 2 --keep kept\nimport os\nkept = rank\nprint('pid', os.getpid(), flush=True)"
+ONE = """\
+%%distributed --ranks 1
+import os
+print('pid', os.getpid(), flush=True)"""
+KEPT = """\
+%%distributed --ranks 2 --keep kept
+import os
+kept = rank
+print('pid', os.getpid(), flush=True)"""
 
 
 def _pids(book: Notebook) -> list[int]:
@@ -150,7 +158,10 @@ def test_ranks_are_in_the_namespaces_of_their_notebook(kernels: Open) -> None:
 def test_notebooks_of_two_jobs_have_agents_of_their_own(kernels: Open) -> None:
     """Also where the scheduler uses no control groups: the end of the job ends its processes, and they are counted."""
     books = [kernels(SLURM_JOB_ID=job) for job in ("17", "18", "17")]
-    cell = "%%distributed --ranks 1\nimport os\nprint('job', os.environ['SLURM_JOB_ID'], os.getppid(), flush=True)"
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import os
+        print('job', os.environ['SLURM_JOB_ID'], os.getppid(), flush=True)""")
     seen = [re.findall(r"job (\d+) (\d+)", book.ok(cell).view)[0] for book in books]
 
     assert [job for job, _ in seen] == ["17", "18", "17"]
@@ -158,7 +169,10 @@ def test_notebooks_of_two_jobs_have_agents_of_their_own(kernels: Open) -> None:
 
 
 def test_notebooks_that_remove_the_variables_of_their_job_stay_in_it(tmp_path: Path) -> None:
-    cell = "%%distributed --ranks 1\nimport os\nprint('of', os.getppid(), os.environ.get('SLURM_JOB_ID'), flush=True)"
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import os
+        print('of', os.getppid(), os.environ.get('SLURM_JOB_ID'), flush=True)""")
     with ExitStack() as stack:
         books = [stack.enter_context(Notebook(tmp_path, {"SLURM_JOB_ID": job})) for job in ("27", "28", "27")]
         for book in books:
@@ -185,7 +199,13 @@ def test_a_detached_run_is_found_from_another_container_and_reported_with_its_pl
     if (refused := subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)).returncode:
         pytest.skip(f"this system makes no namespaces: {refused.stderr}")
     book, other = kernels(*inside), kernels()
-    book.ok("%%distributed --ranks 2 --detach --out job\nimport time\nprint('begun', flush=True)\ntime.sleep(600)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import time
+            print('begun', flush=True)
+            time.sleep(600)""")
+    )
 
     for _ in range(2):  # a look from outside must not make it unknown
         assert re.search(r"running .*kernel \d+ +c1", other.ok("%distributed_status").result)

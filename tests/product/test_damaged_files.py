@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -138,7 +139,13 @@ def used(folder: Path, state: Path) -> None:
     (folder / "jupyter_distrib.toml").write_text("history = 100\n")
     with Notebook(folder) as book:
         book.ok("%load_ext jupyter_distrib\n%distributed_pool trust")
-        book.ok("%%distributed --ranks 1\nimport jupyter_distrib\njupyter_distrib.report(loss=1.0)\nprint('text')")
+        book.ok(
+            dedent("""\
+                %%distributed --ranks 1
+                import jupyter_distrib
+                jupyter_distrib.report(loss=1.0)
+                print('text')""")
+        )
         book.ok("%%distributed --ranks 1 --detach --out job\nprint('text')")
         book.ok("job.result()")
         assert "done" in book.ok("%distributed_runs").result

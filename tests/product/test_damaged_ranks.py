@@ -4,6 +4,7 @@ and Stop ends what does not."""
 from __future__ import annotations
 
 import os
+from textwrap import dedent
 
 import pytest
 
@@ -55,14 +56,22 @@ def test_a_cell_after_one_that_damaged_the_standard_streams_has_its_own(book: No
     assert book.ok(f"%%distributed --ranks 2\nimport os, sys\n{STREAMS[how]}\n1").result == "ranks 0-1: 1"
 
     assert_next_is_good(book)
-    read = (
-        "%%distributed --ranks 2\nimport os, sys\nassert os.read(0, 1) == b'' and not sys.stdin.isatty()\nos.getpid()"
-    )
+    read = dedent("""\
+        %%distributed --ranks 2
+        import os, sys
+        assert os.read(0, 1) == b'' and not sys.stdin.isatty()
+        os.getpid()""")
     assert book.ok(read).result == before
 
 
 def test_what_a_cell_has_printed_to_a_stream_that_it_closed_is_shown(book: Notebook) -> None:
-    outcome = book.fails("%%distributed --ranks 2\nimport os\nos.close(1)\nprint('late')")
+    outcome = book.fails(
+        dedent("""\
+            %%distributed --ranks 2
+            import os
+            os.close(1)
+            print('late')""")
+    )
 
     assert outcome.ename == "OSError"
     assert "[0-1] late" in outcome.view
@@ -71,7 +80,12 @@ def test_what_a_cell_has_printed_to_a_stream_that_it_closed_is_shown(book: Noteb
 
 def test_a_rank_whose_standard_output_has_become_a_connection_is_replaced(book: Notebook) -> None:
     """To give it a new one would close the connection under whoever uses it."""
-    cell = "%%distributed --ranks 2\nimport os, socket\nos.close(1)\nkept = socket.socketpair()\n1"
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import os, socket
+        os.close(1)
+        kept = socket.socketpair()
+        1""")
 
     outcome = book.fails(cell)
 
@@ -81,7 +95,13 @@ def test_a_rank_whose_standard_output_has_become_a_connection_is_replaced(book: 
 
 def test_a_rank_whose_connection_a_cell_closes_says_so_and_is_replaced(book: Notebook) -> None:
     # Fresh ranks: gloo's thread would abort the process as soon as it finds its own descriptors closed.
-    outcome = book.fails("%%distributed --ranks 2 --fresh\nimport os\nos.closerange(3, 256)\n1")
+    outcome = book.fails(
+        dedent("""\
+            %%distributed --ranks 2 --fresh
+            import os
+            os.closerange(3, 256)
+            1""")
+    )
 
     assert outcome.ename == "RankLost"
     assert "was replaced, because the cell closed files that it had not opened" in outcome.evalue
@@ -128,8 +148,14 @@ BROKEN = {
     "signals": "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])",
     "alarm": "import signal; signal.alarm(1)",
     "running loop": "import asyncio; asyncio._set_running_loop(asyncio.new_event_loop())",
-    "trace": "import sys, threading\ndef t(*a): return t\nthreading.settrace(t); sys.settrace(t)",
-    "profile": "import sys, threading\ndef t(*a): return t\nthreading.setprofile(t); sys.setprofile(t)",
+    "trace": dedent("""\
+        import sys, threading
+        def t(*a): return t
+        threading.settrace(t); sys.settrace(t)"""),
+    "profile": dedent("""\
+        import sys, threading
+        def t(*a): return t
+        threading.setprofile(t); sys.setprofile(t)"""),
     "blocking": "import os; os.set_blocking(1, False); os.set_blocking(2, False)",
     "recursion": "import sys; sys.setrecursionlimit(60)",
     "faulthandler": "import faulthandler; faulthandler.disable(); faulthandler.dump_traceback_later(0.2, exit=True)",
@@ -163,7 +189,12 @@ def test_what_a_cell_has_broken_in_its_process_is_whole_in_the_next(book: Notebo
 
 def test_a_function_that_a_cell_has_replaced_by_its_own_stays(book: Notebook) -> None:
     """A cell's own changes to a module stay on its rank."""
-    book.ok("%%distributed --ranks 2\nimport time\ntime.sleep = lambda seconds: seconds;")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2
+            import time
+            time.sleep = lambda seconds: seconds;""")
+    )
 
     assert book.ok("%%distributed --ranks 2\nimport time\ntime.sleep(1000)").result == "ranks 0-1: 1000"
     assert book.ok("%%distributed --ranks 2 --fresh\nimport time\ntime.sleep(0) is None").result == "ranks 0-1: True"
@@ -173,7 +204,10 @@ def test_a_function_that_a_cell_has_replaced_by_its_own_stays(book: Notebook) ->
 def test_a_rank_whose_limit_a_cell_has_lowered_for_good_is_replaced(book: Notebook, limit: str, value: int) -> None:
     """Without the right to raise the upper limit again, which root has."""
     unable = DROP if os.geteuid() == 0 else ""
-    lower = f"import resource\nresource.setrlimit(resource.RLIMIT_{limit}, ({value}, {value}))\n1"
+    lower = dedent(f"""\
+        import resource
+        resource.setrlimit(resource.RLIMIT_{limit}, ({value}, {value}))
+        1""")
 
     outcome = book.fails(f"%%distributed --ranks 2\n{unable}\n{lower}")
 
@@ -184,7 +218,10 @@ def test_a_rank_whose_limit_a_cell_has_lowered_for_good_is_replaced(book: Notebo
 def test_a_limit_that_leaves_enough_may_be_lowered_for_good(book: Notebook) -> None:
     """A cell that keeps itself from taking all memory of its machine."""
     unable = DROP if os.geteuid() == 0 else ""
-    lower = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 45, 1 << 45))\n1"
+    lower = dedent("""\
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 45, 1 << 45))
+        1""")
 
     assert book.ok(f"%%distributed --ranks 2\n{unable}\n{lower}").result == "ranks 0-1: 1"
 

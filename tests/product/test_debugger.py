@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -86,7 +87,13 @@ def test_memory_of_a_failure_is_there_while_it_is_kept_and_gone_afterwards(book:
 
 
 def test_a_rank_that_keeps_nothing_is_refused_with_a_sentence(book: Notebook) -> None:
-    book.fails(ON_TWO + "if rank == 1: raise ValueError('one')\nimport time\ntime.sleep(60)")
+    book.fails(
+        ON_TWO
+        + dedent("""\
+            if rank == 1: raise ValueError('one')
+            import time
+            time.sleep(60)""")
+    )
     assert "rank 0 cannot be debugged: only rank 1 of run" in book.fails("%distributed_debug 0").text
     assert "must be a rank, counted from 0" in book.fails("%distributed_debug x").text
 
@@ -146,7 +153,10 @@ def test_the_option_debug_opens_the_prompt_before_the_cell_fails(book: Notebook)
 
 def test_a_distributed_function_opens_the_prompt_too(book: Notebook) -> None:
     book.ok(
-        "from jupyter_distrib import distributed\n@distributed(ranks=2, debug=True)\ndef f(x): return x / (rank - 1)"
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2, debug=True)
+            def f(x): return x / (rank - 1)""")
     )
     outcome = debugged(book, "f.distributed(7)", "p x", "q")
     assert "\n7\n" in outcome.stdout

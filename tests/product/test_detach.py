@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_a_detached_run_is_returned_at_once_and_gives_its_values_later(shared: N
 def test_a_run_that_is_pickled_says_what_to_pickle(shared: Notebook) -> None:
     shared.cell("%%distributed --ranks 2 --detach --out job\nrank")
     pickled = shared.cell("import pickle\npickle.dumps(job)")
-    assert (pickled.ename, "pickle `.result()`" in pickled.evalue) == ("TypeError", True)
+    assert (pickled.ename, "pickle run.result()" in pickled.evalue) == ("TypeError", True)
     sent = shared.cell("%%distributed --ranks 2\njob")
     assert sent.evalue.startswith("`job` (used on line 2) is a ")
     assert shared.cell("pickle.loads(pickle.dumps(job.result(timeout_s=30)))").result == "rank 0: 0\nrank 1: 1"
@@ -64,7 +65,12 @@ def test_waiting_too_short_says_that_the_run_goes_on(shared: Notebook) -> None:
 
 @pytest.mark.slow
 def test_a_detached_run_can_be_cancelled(shared: Notebook) -> None:
-    shared.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
+    shared.cell(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import time
+            time.sleep(60)""")
+    )
     shared.cell("job.cancel()")
     _wait_done(shared)
 
@@ -73,7 +79,12 @@ def test_a_detached_run_can_be_cancelled(shared: Notebook) -> None:
 
 @pytest.mark.slow
 def test_another_cell_runs_meanwhile_on_other_ranks(shared: Notebook) -> None:
-    shared.cell("%%distributed --ranks 2 --detach --out job\nimport time, os\ntime.sleep(60)")
+    shared.cell(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import time, os
+            time.sleep(60)""")
+    )
     other = shared.cell("%%distributed --ranks 2\nrank")
     shared.cell("job.cancel()")
     _wait_done(shared)  # else the next test's run is queued behind it
@@ -84,7 +95,12 @@ def test_another_cell_runs_meanwhile_on_other_ranks(shared: Notebook) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["stop", "restart", "resize 3"])
 def test_a_detached_run_whose_ranks_are_stopped_ends_and_says_so(shared: Notebook, action: str) -> None:
-    shared.ok("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(600)")
+    shared.ok(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import time
+            time.sleep(600)""")
+    )
     told = shared.ok(f"print(job.id)\n%distributed_pool {action}").stdout
     _wait_done(shared)
 
@@ -97,7 +113,12 @@ def test_a_detached_run_whose_ranks_are_stopped_ends_and_says_so(shared: Noteboo
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_known_however_many_cells_come_after_it(notebook: Notebook) -> None:
-    notebook.cell("%%distributed --ranks 2 --detach --out job\nimport time\ntime.sleep(60)")
+    notebook.cell(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import time
+            time.sleep(60)""")
+    )
     notebook.cell("for _ in range(30): get_ipython().run_cell_magic('distributed', '--ranks 1', 'rank')")
     known = "from jupyter_distrib.kernel.session import session; here = session.current()\n"
 
@@ -112,8 +133,12 @@ def test_a_run_that_goes_on_is_known_however_many_cells_come_after_it(notebook: 
 @pytest.mark.slow
 def test_fresh_ranks_are_others_than_those_of_a_detached_run(shared: Notebook) -> None:
     shared.ok(
-        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
-        "while not os.path.exists('go'):\n    time.sleep(0.01)\nrank * 10"
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import os, time
+            while not os.path.exists('go'):
+                time.sleep(0.01)
+            rank * 10""")
     )
     assert shared.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
     assert shared.ok("%%distributed --ranks 2 --fresh\nrank").result == "rank 0: 0\nrank 1: 1"
@@ -127,8 +152,12 @@ def test_fresh_ranks_are_others_than_those_of_a_detached_run(shared: Notebook) -
 @pytest.mark.parametrize("line", ["%unload_ext jupyter_distrib", "%reload_ext jupyter_distrib"])
 def test_a_detached_run_can_be_waited_for_when_the_extension_is_gone(notebook: Notebook, line: str) -> None:
     notebook.ok(
-        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
-        "while not os.path.exists('go'):\n    time.sleep(0.01)\nos.getpid()"
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import os, time
+            while not os.path.exists('go'):
+                time.sleep(0.01)
+            os.getpid()""")
     )
     other = int(notebook.ok("%%distributed --ranks 1\nimport os\nos.getpid()").result.split()[-1])
     notebook.ok(line)
@@ -180,8 +209,12 @@ def test_a_restarted_kernel_attaches_the_run_and_gets_all_of_it(notebook: Notebo
 def test_a_run_of_any_agent_of_the_user_is_reported_and_attached(notebook: Notebook, option: str, change: str) -> None:
     """The kernel that looks for it would start an agent of its own: with other threads, under another interpreter."""
     notebook.ok(
-        f"%%distributed --ranks 2 --detach {option}\nimport os, time\n"
-        "while not os.path.exists('go'):\n    time.sleep(0.01)\nrank * 7, os.getpid()"
+        dedent(f"""\
+            %%distributed --ranks 2 --detach {option}
+            import os, time
+            while not os.path.exists('go'):
+                time.sleep(0.01)
+            rank * 7, os.getpid()""")
     )
     notebook.restart()
     notebook.ok(change)
@@ -202,12 +235,19 @@ def test_a_run_of_any_agent_of_the_user_is_reported_and_attached(notebook: Noteb
 @pytest.mark.slow
 def test_an_attached_run_shows_what_was_and_goes_on_live(notebook: Notebook, tmp_path: Path) -> None:
     notebook.ok(
-        "%%distributed --ranks 2 --detach --out job\nimport os, time\n"
-        "for i in jupyter_distrib.progress(range(9), label='epoch'):\n"
-        "    jupyter_distrib.report(loss=1 / (i + 1))\n"
-        "    if i == 3:\n        print('before', flush=True)\n"
-        "        while not os.path.exists('go'):\n            time.sleep(0.01)\n"
-        "        print('after', flush=True)\n        while not os.path.exists('end'):\n            time.sleep(0.01)\n"
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import os, time
+            for i in jupyter_distrib.progress(range(9), label='epoch'):
+                jupyter_distrib.report(loss=1 / (i + 1))
+                if i == 3:
+                    print('before', flush=True)
+                    while not os.path.exists('go'):
+                        time.sleep(0.01)
+                    print('after', flush=True)
+                    while not os.path.exists('end'):
+                        time.sleep(0.01)
+        """)
     )
     assert wait_until(lambda: "before" in notebook.ok("print(job.logs(1))").stdout)
     notebook.restart()
@@ -265,7 +305,12 @@ def test_an_attached_run_can_be_cancelled_and_leaves_nothing(tmp_path: Path) -> 
             "from jupyter_distrib.kernel.session import session as _s; print(_s.current().identity.name)"
         ).stdout.strip()
         book.cell(
-            "%%distributed --ranks 2 --detach\nimport subprocess\nsubprocess.Popen(['sleep', '600'])\nimport time\ntime.sleep(600)"
+            dedent("""\
+                %%distributed --ranks 2 --detach
+                import subprocess
+                subprocess.Popen(['sleep', '600'])
+                import time
+                time.sleep(600)""")
         )
         book.restart()
         book.cell("%load_ext jupyter_distrib")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -41,7 +42,11 @@ def test_a_model_that_is_the_same_is_told_as_such(book: Notebook) -> None:
 def test_a_difference_is_named_with_its_ranks_and_its_first_element(book: Notebook) -> None:
     book.ok(MAKE)
     book.ok(
-        "%%distributed --ranks 3\nimport torch\nif rank == 1:\n    with torch.no_grad(): model[0].weight[17, 42:44] += 1e-3; model[2].bias.zero_()"
+        dedent("""\
+            %%distributed --ranks 3
+            import torch
+            if rank == 1:
+                with torch.no_grad(): model[0].weight[17, 42:44] += 1e-3; model[2].bias.zero_()""")
     )
 
     lines = [line.strip() for line in book.ok("%distributed_diff model").result.splitlines()]
@@ -65,8 +70,13 @@ def test_plain_values_are_compared_too(book: Notebook) -> None:
 
 def test_sharded_values_are_refused_in_a_sentence(book: Notebook) -> None:
     book.ok(
-        "%%distributed --ranks 2 --strategy fsdp --keep sharded\nimport torch\nsharded = torch.nn.Linear(8, 8)\n"
-        "optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)\nsharded(torch.ones(2, 8)).sum().backward()\noptimizer.step()"
+        dedent("""\
+            %%distributed --ranks 2 --strategy fsdp --keep sharded
+            import torch
+            sharded = torch.nn.Linear(8, 8)
+            optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+            sharded(torch.ones(2, 8)).sum().backward()
+            optimizer.step()""")
     )
 
     assert "each rank holds a different part" in book.fails("%distributed_diff sharded").evalue
@@ -79,7 +89,12 @@ def test_a_name_that_no_rank_keeps_is_refused(book: Notebook) -> None:
         "nothing": "'nothing' is no name of this notebook; no rank keeps a value: use --keep NAME",
     }.items():
         assert told in book.fails(f"%distributed_diff {line}").evalue
-    book.ok("%%distributed --ranks 2 --keep a,b\na = b = rank\nplain = 1")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --keep a,b
+            a = b = rank
+            plain = 1""")
+    )
     book.ok("a")  # is `_` now
     book.ok("plain = 1")
     for line, told in {

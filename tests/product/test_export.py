@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -138,12 +139,22 @@ def test_a_cell_that_returns_nothing_is_exported_by_the_name_of_its_results(
 
 def test_postponed_annotations_of_the_notebook_are_those_of_the_script(book: Notebook, folder: Path) -> None:
     book.ok(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import Optional\n"
-        "@dataclass\nclass Args:\n    rate: Optional[Rate] = 3\n    def twice(self): return 2 * self.rate\n"
-        "class Rate:\n    def read(self): return 3"
+        dedent("""\
+            from __future__ import annotations
+            from dataclasses import dataclass
+            from typing import Optional
+            @dataclass
+            class Args:
+                rate: Optional[Rate] = 3
+                def twice(self): return 2 * self.rate
+            class Rate:
+                def read(self): return 3""")
     )
     book.ok(
-        "%%distributed --ranks 1 --out got\nimport typing\nopen('hints', 'w').write(str(typing.get_type_hints(Args)))"
+        dedent("""\
+            %%distributed --ranks 1 --out got
+            import typing
+            open('hints', 'w').write(str(typing.get_type_hints(Args)))""")
     )
     book.ok("%distributed_export got typed.py")
     (folder / "hints").unlink()
@@ -156,7 +167,11 @@ def test_postponed_annotations_of_the_notebook_are_those_of_the_script(book: Not
 
 def test_neither_an_argument_nor_the_names_of_files_become_code_of_the_script(book: Notebook, folder: Path) -> None:
     book.ok(
-        "import os, jupyter_distrib\n@jupyter_distrib.distributed(ranks=1)\ndef shown(text, more):\n    print(text)"
+        dedent("""\
+            import os, jupyter_distrib
+            @jupyter_distrib.distributed(ranks=1)
+            def shown(text, more):
+                print(text)""")
     )
     book.ok("""job = shown.submit('\"\"\";open("ran", "w")#', 1); job.result()""")
     name = '"""; open("ran", "w") #\\.py'
@@ -283,7 +298,14 @@ def test_what_awaits_is_a_script_too(book: Notebook, folder: Path) -> None:
             check=False,
         )
         assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
-    book.ok("%%distributed --ranks 1 --out star\nfrom math import *\nimport asyncio\nawait asyncio.sleep(0)\n1")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 1 --out star
+            from math import *
+            import asyncio
+            await asyncio.sleep(0)
+            1""")
+    )
     assert "the cell awaits at its top level" in book.fails("%distributed_export star star.py").evalue
 
 
@@ -494,7 +516,10 @@ def test_a_cell_of_another_library_than_torch_is_not_a_script_for_torchrun(book:
 def test_a_wrong_export_is_refused(book: Notebook, line: str, message: str) -> None:
     book.ok("%%distributed --ranks 1 --out got\nrank")
     book.ok(
-        "import os\nos.makedirs('folder.py', exist_ok=True)\nos.path.lexists('full.py') or os.symlink('/dev/full', 'full.py')"
+        dedent("""\
+            import os
+            os.makedirs('folder.py', exist_ok=True)
+            os.path.lexists('full.py') or os.symlink('/dev/full', 'full.py')""")
     )
 
     assert message in book.fails(f"%distributed_export {line}").evalue

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -104,7 +105,14 @@ CELLS: dict[str, tuple[str, str]] = {
     "full": ("", FILL + "b'x' * 1_000_000"),
     "full, then fails": ("", FILL + "1 / 0"),
     "full, capture": ("", FILL + "len(large)"),
-    "full, program": ("", FILL + "import os\nos.fork() or os._exit(0)\nlen(large)"),
+    "full, program": (
+        "",
+        FILL
+        + dedent("""\
+            import os
+            os.fork() or os._exit(0)
+            len(large)"""),
+    ),
     "full, collective": (
         "--strategy ddp",
         FILL + "import torch.distributed as dist, torch\ndist.all_reduce(torch.ones(1))",
@@ -276,7 +284,10 @@ def give_all(pids: Iterable[int]) -> None:
 
 def limited(where: str, book: Notebook, runtime: Path) -> list[int]:
     """The processes that are to have little room."""
-    cell = "%%distributed --ranks 2\nimport os\nf'rank {os.getpid()}'"
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import os
+        f'rank {os.getpid()}'""")
     outcome = book.cell(cell)
     if outcome.ename == "RankLost":  # of a rank that could not get what comes between two cells
         assert ADVICE.search(outcome.text), outcome.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -46,8 +47,13 @@ def test_followed_logs_give_each_line_as_it_comes_and_end_with_the_run(book: Not
         assert (waited.ename, "has not ended after 0.01 s" in waited.evalue) == ("TimeoutError", True), waited.text
     assert "use result(timeout=3)" in book.fails("job.wait(3)").evalue
     followed = book.ok(
-        "lines = job.logs(1, follow=True)\nseen = [next(lines)]\nstill = job.done()\nopen(go, 'w').close()\n"
-        "seen += lines\nprint(seen, still, job.done())"
+        dedent("""\
+            lines = job.logs(1, follow=True)
+            seen = [next(lines)]
+            still = job.done()
+            open(go, 'w').close()
+            seen += lines
+            print(seen, still, job.done())""")
     )
     assert followed.stdout == "['first', 'second', 'unfinished'] False True\n"
     again = book.ok("print(sorted(job.logs(follow=True)))")
@@ -60,14 +66,19 @@ def test_events_are_json_from_the_first_report_to_the_end(book: Notebook, tmp_pa
     book.ok(cell(tmp_path / "go", fails=True))
     book.ok(f"go = {str(tmp_path / 'go')!r}")
     followed = book.ok(
-        "import json, os\nseen = []\nfor event in job.events():\n    seen.append(json.loads(json.dumps(event)))\n"
-        "    if event['event'] == 'metrics' and not os.path.exists(go):\n        open(go, 'w').close()\n"
-        "kinds = [each['event'] for each in seen]\n"
-        "print(kinds[-1], kinds.count('ended'), seen[-1]['state'], seen[-1]['errors'][0]['type'])\n"
-        "print([each['values'] for each in seen if each['event'] == 'metrics' and each['rank'] == 1])\n"
-        "print([each['text'] for each in seen if each['event'] == 'output' and each['rank'] == 0])\n"
-        "print({each['run'] for each in seen} == {job.id}, [e['state'] for e in seen if e['event'] == 'state'][0])\n"
-        "print([each['message'] for each in seen if each['event'] == 'rank' and each['state'] == 'failed'][:1])"
+        dedent("""\
+            import json, os
+            seen = []
+            for event in job.events():
+                seen.append(json.loads(json.dumps(event)))
+                if event['event'] == 'metrics' and not os.path.exists(go):
+                    open(go, 'w').close()
+            kinds = [each['event'] for each in seen]
+            print(kinds[-1], kinds.count('ended'), seen[-1]['state'], seen[-1]['errors'][0]['type'])
+            print([each['values'] for each in seen if each['event'] == 'metrics' and each['rank'] == 1])
+            print([each['text'] for each in seen if each['event'] == 'output' and each['rank'] == 0])
+            print({each['run'] for each in seen} == {job.id}, [e['state'] for e in seen if e['event'] == 'state'][0])
+            print([each['message'] for each in seen if each['event'] == 'rank' and each['state'] == 'failed'][:1])""")
     )
     assert followed.stdout.splitlines() == [
         "ended 1 failed LookupError",

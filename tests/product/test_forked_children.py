@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from tests.notebook import Notebook
 
 pytestmark = pytest.mark.slow
 
-FORKS = (
-    "%%distributed --ranks 2{flags}\nimport os, sys\nchild = os.fork()\nif child == 0:\n    {ends}\n"
-    "if child:\n    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\nstatus if child else 'a second rank'"
-)
+FORKS = """\
+%%distributed --ranks 2{flags}
+import os, sys
+child = os.fork()
+if child == 0:
+    {ends}
+if child:
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+status if child else 'a second rank'"""
 
 
 @pytest.mark.parametrize(
@@ -32,7 +39,11 @@ def test_the_child_leaves_where_a_script_would(shared_notebook: Notebook, ends: 
     assert ("ValueError: of the child" in outcome.view) == ("ValueError" in ends)
     assert ("why" in outcome.view) == ("why" in ends)
     after = shared_notebook.ok(
-        "%%distributed --ranks 2 --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\n"
-        "dist.all_reduce(t)\nint(t)"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            import torch, torch.distributed as dist
+            t = torch.ones(1)
+            dist.all_reduce(t)
+            int(t)""")
     )
     assert after.result == "ranks 0-1: 2"

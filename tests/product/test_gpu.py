@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pynvml
 import pytest
@@ -72,7 +73,10 @@ def pid_of(book: Notebook, options: str = "") -> int:
 
 def test_a_rank_has_its_gpu(notebook: Notebook) -> None:
     outcome = notebook.cell(
-        "%%distributed --gpus 1\nimport torch\n(str(device), torch.ones(2, device=device).sum().item())"
+        dedent("""\
+            %%distributed --gpus 1
+            import torch
+            (str(device), torch.ones(2, device=device).sum().item())""")
     )
 
     assert outcome.result == "rank 0: ('cuda:0', 2.0)"
@@ -87,15 +91,24 @@ def test_more_gpus_than_there_are_is_an_error_before_anything_starts(notebook: N
 
 def test_the_group_carries_tensors_of_both_kinds(notebook: Notebook) -> None:
     outcome = notebook.cell(
-        "%%distributed --gpus 1 --strategy ddp\nimport torch, torch.distributed as dist\n"
-        "a, b = torch.ones(1), torch.ones(1, device=device)\ndist.all_reduce(a); dist.all_reduce(b)\n(a.item(), b.item())"
+        dedent("""\
+            %%distributed --gpus 1 --strategy ddp
+            import torch, torch.distributed as dist
+            a, b = torch.ones(1), torch.ones(1, device=device)
+            dist.all_reduce(a); dist.all_reduce(b)
+            (a.item(), b.item())""")
     )
 
     assert outcome.result == "rank 0: (1.0, 1.0)"
 
 
 def test_gpu_tensors_come_back_on_the_cpu(notebook: Notebook) -> None:
-    outcome = notebook.cell("%%distributed --gpus 1 --out r\nimport torch\ntorch.arange(3, device=device)")
+    outcome = notebook.cell(
+        dedent("""\
+            %%distributed --gpus 1 --out r
+            import torch
+            torch.arange(3, device=device)""")
+    )
 
     assert outcome.status == "ok"
     assert notebook.cell("str(r[0].device), r[0].tolist()").result == "('cpu', [0, 1, 2])"
@@ -134,7 +147,12 @@ AHEAD = "a = a @ b"
 @pytest.mark.parametrize("busy", [WAITING, AHEAD], ids=["the host waits for the GPU", "the host runs ahead"])
 def test_an_interrupt_frees_a_rank_whose_gpu_computes_and_keeps_its_values(notebook: Notebook, busy: str) -> None:
     pid = pid_of(notebook)
-    kept = notebook.cell("%%distributed --gpus 1 --keep w\nimport torch\nw = torch.ones(3, device=device)")
+    kept = notebook.cell(
+        dedent("""\
+            %%distributed --gpus 1 --keep w
+            import torch
+            w = torch.ones(3, device=device)""")
+    )
     assert kept.status == "ok", kept.text
     notebook.start(
         "%%distributed --gpus 1\nimport torch\na = b = torch.eye(4096, device=device)\nprint('begun', flush=True)\n"
@@ -154,8 +172,10 @@ def test_a_rank_whose_context_is_dead_is_replaced_before_the_next_cell(notebook:
     assert notebook.cell("%%distributed --gpus 1 --keep w\nw = 1").status == "ok"
     pid = pid_of(notebook)
     failed = notebook.cell(
-        "%%distributed --gpus 1\nimport torch\n"
-        "torch.zeros(3, device=device)[torch.tensor([7], device=device)].sum().item()"
+        dedent("""\
+            %%distributed --gpus 1
+            import torch
+            torch.zeros(3, device=device)[torch.tensor([7], device=device)].sum().item()""")
     )
     assert failed.status == "error"
     assert "device-side assert" in failed.text
@@ -163,7 +183,12 @@ def test_a_rank_whose_context_is_dead_is_replaced_before_the_next_cell(notebook:
     lost = notebook.cell("%%distributed --gpus 1\nw")
     assert lost.status == "error"
     assert "w" in lost.evalue
-    works = notebook.cell("%%distributed --gpus 1\nimport torch\ntorch.ones(1, device=device).item()")
+    works = notebook.cell(
+        dedent("""\
+            %%distributed --gpus 1
+            import torch
+            torch.ones(1, device=device).item()""")
+    )
     assert works.result == "rank 0: 1.0", works.text
     assert pid_of(notebook) != pid
 
@@ -171,11 +196,19 @@ def test_a_rank_whose_context_is_dead_is_replaced_before_the_next_cell(notebook:
 def test_a_rank_that_ran_out_of_memory_goes_on(notebook: Notebook) -> None:
     pid = pid_of(notebook)
     failed = notebook.cell(
-        "%%distributed --gpus 1\nimport torch\ntorch.empty(1 << 45, dtype=torch.uint8, device=device)"
+        dedent("""\
+            %%distributed --gpus 1
+            import torch
+            torch.empty(1 << 45, dtype=torch.uint8, device=device)""")
     )
 
     assert failed.ename == "OutOfMemoryError"
-    works = notebook.cell("%%distributed --gpus 1\nimport torch\ntorch.ones(1 << 20, device=device).sum().item()")
+    works = notebook.cell(
+        dedent("""\
+            %%distributed --gpus 1
+            import torch
+            torch.ones(1 << 20, device=device).sum().item()""")
+    )
     assert works.result == "rank 0: 1048576.0"
     assert pid_of(notebook) == pid
 
@@ -186,7 +219,12 @@ def test_an_idle_notebook_makes_room_and_one_that_keeps_something_does_not(
     pid = pid_of(notebook)
     assert pid_of(notebook, "--fresh") != pid
     assert pid_of(other)
-    kept = notebook.cell("%%distributed --gpus 1 --keep w\nimport torch\nw = torch.ones(3, device=device)")
+    kept = notebook.cell(
+        dedent("""\
+            %%distributed --gpus 1 --keep w
+            import torch
+            w = torch.ones(3, device=device)""")
+    )
     assert kept.status == "ok", kept.text
 
     refused = other.cell("%%distributed --gpus 1\n1")
@@ -196,12 +234,22 @@ def test_an_idle_notebook_makes_room_and_one_that_keeps_something_does_not(
 
 
 def test_a_lease_changes_hands_when_its_kernel_is_killed(first_gpu: None, notebook: Notebook, other: Notebook) -> None:
-    held = notebook.cell("%%distributed --gpus 1 --keep big\nimport torch\nbig = torch.ones(1 << 28, device=device)")
+    held = notebook.cell(
+        dedent("""\
+            %%distributed --gpus 1 --keep big
+            import torch
+            big = torch.ones(1 << 28, device=device)""")
+    )
     assert held.status == "ok", held.text
     pid = pid_of(notebook)
     os.kill(notebook.pid, signal.SIGKILL)
 
-    got = other.cell("%%distributed --gpus 1 --wait 10\nimport torch\ntorch.ones(1 << 28, device=device).sum().item()")
+    got = other.cell(
+        dedent("""\
+            %%distributed --gpus 1 --wait 10
+            import torch
+            torch.ones(1 << 28, device=device).sum().item()""")
+    )
     assert got.result == f"rank 0: {float(1 << 28)}", got.text
     assert wait_until_gone([pid], 2.0) == []
 

@@ -33,17 +33,22 @@ while True:
     except BaseException:
         pass"""
 GIL_HELD = "import ctypes\nctypes.PyDLL(None).sleep(600)"
-WITH_CHILDREN = (
-    "import os, subprocess\n"
-    "plain = subprocess.Popen(['sleep', '600']).pid\n"
-    "own_session = subprocess.Popen(['setsid', 'sleep', '600']).pid\n"
-    "daemon = int(subprocess.check_output(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & echo $!']))\n"
-    "forked = os.fork()\n"
-    "if forked == 0:\n    import time\n    time.sleep(600)\n"
-    "alone = os.fork()\n"
-    "if alone == 0:\n    import time\n    os.setsid()\n    time.sleep(600)\n"
-    "print('pids', plain, own_session, daemon, forked, alone, flush=True)\n"
-)
+WITH_CHILDREN = """\
+import os, subprocess
+plain = subprocess.Popen(['sleep', '600']).pid
+own_session = subprocess.Popen(['setsid', 'sleep', '600']).pid
+daemon = int(subprocess.check_output(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & echo $!']))
+forked = os.fork()
+if forked == 0:
+    import time
+    time.sleep(600)
+alone = os.fork()
+if alone == 0:
+    import time
+    os.setsid()
+    time.sleep(600)
+print('pids', plain, own_session, daemon, forked, alone, flush=True)
+"""
 
 pytestmark = pytest.mark.slow  # kernels and agents come and go
 
@@ -55,7 +60,12 @@ def _session(book: Notebook) -> str:
 
 
 def _rank_pids(book: Notebook, ranks: int = 2) -> list[int]:
-    book.cell(f"%%distributed --ranks {ranks} --out _pids\nimport os\nos.getpid()")
+    book.cell(
+        dedent(f"""\
+            %%distributed --ranks {ranks} --out _pids
+            import os
+            os.getpid()""")
+    )
     return [int(pid) for pid in book.cell("print(*_pids)").stdout.split()]
 
 
@@ -69,13 +79,21 @@ def test_ranks_stay_warm_between_cells(notebook: Notebook) -> None:
 
 
 def test_ranks_that_are_programs_of_their_own_stay_warm_too(notebook: Notebook) -> None:
-    cell = "%%distributed --ranks 1 --env PYTHONHASHSEED=1\nimport os\nos.getpid()"
+    cell = dedent("""\
+        %%distributed --ranks 1 --env PYTHONHASHSEED=1
+        import os
+        os.getpid()""")
     assert notebook.ok(cell).result == notebook.ok(cell).result
 
 
 def test_fresh_takes_new_processes(notebook: Notebook) -> None:
     before = _rank_pids(notebook)
-    notebook.cell("%%distributed --ranks 2 --fresh --out _pids\nimport os\nos.getpid()")
+    notebook.cell(
+        dedent("""\
+            %%distributed --ranks 2 --fresh --out _pids
+            import os
+            os.getpid()""")
+    )
     after = [int(pid) for pid in notebook.cell("print(*_pids)").stdout.split()]
 
     assert not set(before) & set(after)
@@ -260,7 +278,10 @@ def test_the_search_for_what_is_left_finds_ranks_and_what_they_have_forked() -> 
 def _counts(book: Notebook) -> dict[str, int]:
     """What must not grow, over ranks, agent and kernel."""
     book.cell(
-        "%%distributed --ranks 2 --out _c\nimport os, threading\n(os.getpid(), len(os.listdir('/proc/self/fd')), threading.active_count())"
+        dedent("""\
+            %%distributed --ranks 2 --out _c
+            import os, threading
+            (os.getpid(), len(os.listdir('/proc/self/fd')), threading.active_count())""")
     )
     text = book.cell(
         "import os, threading\n"
@@ -279,11 +300,14 @@ def _preload_ordered(book: Notebook, before: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in _counts(book).items() if count > before[name] + slack.get(name, 0)}
 
 
-SMALL_DDP = (
-    "%%distributed --ranks 2 --strategy ddp\nimport torch, torch.distributed as dist\n"
-    "model = torch.nn.Linear(8, 4)\nx = torch.ones(2, 8)\nmodel(x).sum().backward()\n"
-    "for p in model.parameters(): dist.all_reduce(p.grad)\nx.sum().item()"
-)
+SMALL_DDP = """\
+%%distributed --ranks 2 --strategy ddp
+import torch, torch.distributed as dist
+model = torch.nn.Linear(8, 4)
+x = torch.ones(2, 8)
+model(x).sum().backward()
+for p in model.parameters(): dist.all_reduce(p.grad)
+x.sum().item()"""
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -47,7 +48,13 @@ def test_old_logs_go_while_notebooks_work_and_those_of_a_run_that_goes_on_stay(
     books: list[Notebook], tmp_path: Path
 ) -> None:
     one, two = books
-    one.ok("%%distributed --ranks 1 --detach --out job\nprint('going on', flush=True)\nimport time\ntime.sleep(600)")
+    one.ok(
+        dedent("""\
+            %%distributed --ranks 1 --detach --out job
+            print('going on', flush=True)
+            import time
+            time.sleep(600)""")
+    )
     detached = one.ok(RUN).stdout.strip()
     assert wait_until((tmp_path / "logs" / detached / "rank0.log").exists)
     first = ""
@@ -93,6 +100,10 @@ def test_agents_on_other_nodes_have_the_limits(tmp_path: Path) -> None:
     with Notebook(tmp_path, dict(zip(names, ("100000", "50000000"), strict=True))) as book:
         book.ok("%load_ext jupyter_distrib")
         outcome = book.ok(
-            "%%distributed\nimport os\nos.environ['JUPYTER_DISTRIB_LOG_TOTAL_BYTES']\nprint('x' * 200_000)"
+            dedent("""\
+                %%distributed
+                import os
+                os.environ['JUPYTER_DISTRIB_LOG_TOTAL_BYTES']
+                print('x' * 200_000)""")
         )
         assert "the log of rank 0 is truncated: it has reached 100.0 kB" in outcome.text, outcome.text[-2000:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from tests.notebook import Notebook
@@ -28,7 +30,12 @@ def test_what_a_cell_has_read_is_freed_though_its_run_is_kept(
 ) -> None:
     shared_notebook.ok(BIG)
     shared_notebook.cell(f"%%distributed {options}\n{ending}")
-    shared_notebook.ok("import jupyter_distrib\nfor each in jupyter_distrib.runs():\n    each.wait_ended(30)")
+    shared_notebook.ok(
+        dedent("""\
+            import jupyter_distrib
+            for each in jupyter_distrib.runs():
+                each.wait_ended(30)""")
+    )
     shared_notebook.ok("del big")
     shared_notebook.cell("1")  # IPython keeps the frames of the last exception
 
@@ -38,8 +45,12 @@ def test_what_a_cell_has_read_is_freed_though_its_run_is_kept(
 def test_what_a_detached_run_has_read_is_freed_while_it_runs(shared_notebook: Notebook) -> None:
     shared_notebook.ok(BIG)
     shared_notebook.ok(
-        "%%distributed --ranks 2 --detach --out run\nimport os, time\n"
-        "while not os.path.exists('end'):\n    time.sleep(0.01)\nbig.size"
+        dedent("""\
+            %%distributed --ranks 2 --detach --out run
+            import os, time
+            while not os.path.exists('end'):
+                time.sleep(0.01)
+            big.size""")
     )
     shared_notebook.ok("del big")
 
@@ -49,9 +60,18 @@ def test_what_a_detached_run_has_read_is_freed_while_it_runs(shared_notebook: No
 
 def test_a_set_up_that_is_edited_again_and_again_leaves_one_copy_of_what_it_makes(shared_notebook: Notebook) -> None:
     for number in range(10):
-        shared_notebook.ok(f"%%distributed_setup data\nclass Data:\n    number = {number}\ndata = Data()")
+        shared_notebook.ok(
+            dedent(f"""\
+                %%distributed_setup data
+                class Data:
+                    number = {number}
+                data = Data()""")
+        )
         shared_notebook.ok("%%distributed --ranks 2\ndata.number")
-    counted = "import gc\ngc.collect()\n[each.number for each in gc.get_objects() if type(each).__name__ == 'Data']"
+    counted = dedent("""\
+        import gc
+        gc.collect()
+        [each.number for each in gc.get_objects() if type(each).__name__ == 'Data']""")
 
     assert shared_notebook.ok(f"%%distributed --ranks 2\n{counted}").result == "ranks 0-1: [9]"
     assert shared_notebook.ok(counted).result == "[9]"

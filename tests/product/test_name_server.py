@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -66,9 +67,13 @@ def test_the_first_cell_asks_no_name_server(surroundings: str, tmp_path: Path) -
     with notebook_below(below, tmp_path) as book:
         book.ok("%%distributed --ranks 2\npass")  # torch is loaded
         first = book.ok(
-            "%%distributed --ranks 2 --strategy ddp\n"
-            "import torch.distributed as dist\n"
-            "import torch\nt = torch.ones(1)\ndist.all_reduce(t)\nprint('sum', int(t))"
+            dedent("""\
+                %%distributed --ranks 2 --strategy ddp
+                import torch.distributed as dist
+                import torch
+                t = torch.ones(1)
+                dist.all_reduce(t)
+                print('sum', int(t))""")
         )
         assert "sum 2" in first.text
         assert "hostname of the client socket" not in first.text

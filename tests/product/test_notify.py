@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, ClassVar
 
 import pytest
@@ -43,7 +44,12 @@ def command_into(path: Path) -> str:
 def test_a_command_is_told_of_the_end_with_state_metrics_and_error(book: Notebook, tmp_path: Path) -> None:
     news = tmp_path / "news"
     settings(tmp_path, f"notify = '''{command_into(news)}'''\n")
-    book.ok("%%distributed --ranks 2\nimport jupyter_distrib\njupyter_distrib.report(loss=0.25 + rank)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2
+            import jupyter_distrib
+            jupyter_distrib.report(loss=0.25 + rank)""")
+    )
     wait_until(lambda: len(told(news)) == 1)
     book.fails("%%distributed --ranks 2\nraise LookupError('no $(touch /tmp/x) password=hunter2')")
     wait_until(lambda: len(told(news)) == 2)
@@ -93,8 +99,13 @@ def test_a_detached_run_tells_after_its_kernel_has_gone(book: Notebook, tmp_path
     news, go = tmp_path / "news", tmp_path / "go"
     settings(tmp_path, f"notify = '''{command_into(news)}'''\n")
     book.ok(
-        "%%distributed --ranks 2 --detach\nimport jupyter_distrib, os, time\njupyter_distrib.report(loss=0.5)\n"
-        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\nraise LookupError('late')"
+        dedent(f"""\
+            %%distributed --ranks 2 --detach
+            import jupyter_distrib, os, time
+            jupyter_distrib.report(loss=0.5)
+            while not os.path.exists({str(go)!r}):
+                time.sleep(0.01)
+            raise LookupError('late')""")
     )
     book.restart()
     go.touch()

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -61,7 +62,13 @@ def test_equal_lines_of_all_ranks_are_one_line(book: Notebook) -> None:
 
 
 def test_output_comes_live(book: Notebook) -> None:
-    book.start("%%distributed --ranks 2\nimport time\nprint('early', flush=True)\ntime.sleep(600)")
+    book.start(
+        dedent("""\
+            %%distributed --ranks 2
+            import time
+            print('early', flush=True)
+            time.sleep(600)""")
+    )
     book.until("early")
     book.interrupt()
 
@@ -78,7 +85,13 @@ def test_output_comes_live(book: Notebook) -> None:
     ],
 )
 def test_a_line_without_its_end_comes_live(book: Notebook, write: str) -> None:
-    book.start(f"%%distributed --ranks 1\nimport time\n{write}\ntime.sleep(600)")
+    book.start(
+        dedent(f"""\
+            %%distributed --ranks 1
+            import time
+            {write}
+            time.sleep(600)""")
+    )
     try:
         book.until("unfinished", timeout_s=10)
     finally:
@@ -116,7 +129,13 @@ def test_a_flood_is_complete_in_the_log_and_short_under_the_cell(book: Notebook,
 
 
 def test_a_hundred_megabytes_through_the_descriptor_do_not_block(book: Notebook) -> None:
-    outcome = book.cell("%%distributed --ranks 1\nimport os\nfor _ in range(100): os.write(1, b'x' * 2**20)\n'done'")
+    outcome = book.cell(
+        dedent("""\
+            %%distributed --ranks 1
+            import os
+            for _ in range(100): os.write(1, b'x' * 2**20)
+            'done'""")
+    )
 
     assert outcome.result == "rank 0: 'done'"
     assert len(_log(book, 0)) == 100 * 2**20
@@ -134,7 +153,13 @@ def test_endless_output_can_be_stopped(book: Notebook) -> None:
 
 def test_broken_bytes_arrive_exactly_in_the_log_and_harmlessly_under_the_cell(book: Notebook) -> None:
     data = b"\xff\xfe broken \x00 nul \x1b[31mred\x1b[0m <script>alert(1)</script>\n"
-    outcome = book.cell(f"%%distributed --ranks 1\nimport os\nos.write(1, {data!r})\nNone")
+    outcome = book.cell(
+        dedent(f"""\
+            %%distributed --ranks 1
+            import os
+            os.write(1, {data!r})
+            None""")
+    )
 
     assert _log(book, 0) == data
     assert "\x1b" not in outcome.view
@@ -144,7 +169,11 @@ def test_broken_bytes_arrive_exactly_in_the_log_and_harmlessly_under_the_cell(bo
 
 def test_a_bar_is_one_state_and_not_many_lines(book: Notebook) -> None:
     outcome = book.cell(
-        "%%distributed --ranks 2\nfrom tqdm import tqdm\nfor i in tqdm(range(50), desc='epoch'): pass\nprint('end')"
+        dedent("""\
+            %%distributed --ranks 2
+            from tqdm import tqdm
+            for i in tqdm(range(50), desc='epoch'): pass
+            print('end')""")
     )
 
     assert "epoch 50/50" in outcome.view
@@ -160,9 +189,13 @@ def test_a_bar_of_tqdms_notebook_module_is_progress_too(book: Notebook, name: st
         load = ""
     steps = "50" if "range" in name else "range(50)"
     book.start(
-        f"%%distributed --ranks 2\n{load}\nimport time\n"
-        f"for i in {name}({steps}, desc='epoch', ncols='100%', display=True, mininterval=0):\n"
-        "    if i == 25:\n        time.sleep(600)"
+        dedent(f"""\
+            %%distributed --ranks 2
+            {load}
+            import time
+            for i in {name}({steps}, desc='epoch', ncols='100%', display=True, mininterval=0):
+                if i == 25:
+                    time.sleep(600)""")
     )
     try:
         book.until("epoch 25/50", timeout_s=30)
@@ -186,12 +219,26 @@ def test_pieces_of_lines_never_mix(book: Notebook) -> None:
 
 def test_a_thread_that_goes_on_prints_into_its_own_runs_log(book: Notebook) -> None:
     book.cell(
-        "%%distributed --ranks 1\nimport threading, time\n"
-        "def late():\n    while not stop.is_set():\n        print('from the late thread', flush=True)\n        time.sleep(0.01)\n"
-        "stop = threading.Event()\nthreading.Thread(target=late, daemon=True).start()\ntime.sleep(0.05)"
+        dedent("""\
+            %%distributed --ranks 1
+            import threading, time
+            def late():
+                while not stop.is_set():
+                    print('from the late thread', flush=True)
+                    time.sleep(0.01)
+            stop = threading.Event()
+            threading.Thread(target=late, daemon=True).start()
+            time.sleep(0.05)""")
     )
     run = _run(book)
-    outcome = book.cell("%%distributed --ranks 1\nimport time\nprint('mine')\ntime.sleep(0.5)\nprint('mine too')")
+    outcome = book.cell(
+        dedent("""\
+            %%distributed --ranks 1
+            import time
+            print('mine')
+            time.sleep(0.5)
+            print('mine too')""")
+    )
 
     assert "late thread" not in outcome.view
     assert "mine too" in outcome.view
@@ -225,8 +272,19 @@ def test_c_code_that_goes_on_writing_is_said_to_be_mixed_with_the_next_cells_out
 
 
 def test_a_log_handler_of_an_earlier_cell_writes_live_into_the_cell_that_logs(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 1\nimport logging\nlogging.basicConfig(level=logging.INFO, force=True)")
-    book.start("%%distributed --ranks 1\nimport logging, time\nlogging.info('of the second cell')\ntime.sleep(600)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 1
+            import logging
+            logging.basicConfig(level=logging.INFO, force=True)""")
+    )
+    book.start(
+        dedent("""\
+            %%distributed --ranks 1
+            import logging, time
+            logging.info('of the second cell')
+            time.sleep(600)""")
+    )
     try:
         book.until("INFO:root:of the second cell", timeout_s=10)
     finally:
@@ -239,14 +297,26 @@ def test_a_log_handler_of_an_earlier_cell_writes_live_into_the_cell_that_logs(bo
 
 def test_a_late_thread_logs_into_its_own_runs_log(book: Notebook) -> None:
     book.ok(
-        "%%distributed --ranks 1\nimport logging, threading\nlogging.basicConfig(level=logging.INFO, force=True)\n"
-        "go, done = threading.Event(), threading.Event()\n"
-        "def late():\n    go.wait()\n    logging.info('from the late thread')\n    done.set()\n"
-        "threading.Thread(target=late, daemon=True).start()\nlogging.go, logging.done = go, done"
+        dedent("""\
+            %%distributed --ranks 1
+            import logging, threading
+            logging.basicConfig(level=logging.INFO, force=True)
+            go, done = threading.Event(), threading.Event()
+            def late():
+                go.wait()
+                logging.info('from the late thread')
+                done.set()
+            threading.Thread(target=late, daemon=True).start()
+            logging.go, logging.done = go, done""")
     )
     run = _run(book)
     outcome = book.ok(
-        "%%distributed --ranks 1\nimport logging\nlogging.go.set()\nlogging.done.wait()\nlogging.info('mine')"
+        dedent("""\
+            %%distributed --ranks 1
+            import logging
+            logging.go.set()
+            logging.done.wait()
+            logging.info('mine')""")
     )
 
     assert outcome.view.count("INFO:root:") == 1
@@ -273,8 +343,13 @@ def test_a_child_process_that_goes_on_writes_into_its_own_runs_log(book: Noteboo
     book.ok("%%distributed --ranks 1\nprint('first')\n" + start)
     run = _run(book)
     outcome = book.ok(
-        "%%distributed --ranks 1\nimport os, pathlib, subprocess, time\npathlib.Path('go').touch()\n"
-        "while not os.path.exists('done'): time.sleep(0.01)\nprint('mine')\nsubprocess.run(['echo', 'my own child'])"
+        dedent("""\
+            %%distributed --ranks 1
+            import os, pathlib, subprocess, time
+            pathlib.Path('go').touch()
+            while not os.path.exists('done'): time.sleep(0.01)
+            print('mine')
+            subprocess.run(['echo', 'my own child'])""")
     )
 
     assert _log(book, 0) == b"mine\nmy own child\n"
@@ -285,7 +360,13 @@ def test_a_child_process_that_goes_on_writes_into_its_own_runs_log(book: Noteboo
 
 
 def test_what_a_killed_rank_wrote_is_not_lost(book: Notebook) -> None:
-    outcome = book.cell("%%distributed --ranks 1\nimport os\nprint('last words')\nos.kill(os.getpid(), 9)")
+    outcome = book.cell(
+        dedent("""\
+            %%distributed --ranks 1
+            import os
+            print('last words')
+            os.kill(os.getpid(), 9)""")
+    )
 
     assert outcome.ename == "RankLost"
     assert "last words" in outcome.view
@@ -312,7 +393,12 @@ def test_the_kernel_does_not_grow_with_what_ranks_print(book: Notebook) -> None:
 def test_output_that_cannot_be_recorded_or_drawn_costs_the_ranks_nothing(book: Notebook) -> None:
     book.ok(BROKEN)
     try:
-        outcome = book.ok("%%distributed --ranks 2\nprint('hello'); print('again', flush=True)\nrank")
+        outcome = book.ok(
+            dedent("""\
+                %%distributed --ranks 2
+                print('hello'); print('again', flush=True)
+                rank""")
+        )
         unrecorded = outcome.text
         assert outcome.result == "rank 0: 0\nrank 1: 1"
         book.ok("RunRecord._write = write; LiveView.draw = fail")

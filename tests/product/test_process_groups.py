@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from textwrap import dedent
 
 import pytest
 
@@ -36,7 +37,11 @@ def test_a_cell_may_open_and_close_its_own_group_any_number_of_times(book: Noteb
 
 @pytest.mark.parametrize("strategy", ["none", "ddp"])
 def test_nccl_on_cpu_ranks_becomes_gloo_with_one_warning(book: Notebook, strategy: str) -> None:
-    asking = "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\nt = torch.ones(1)\n"
+    asking = dedent("""\
+        import torch, torch.distributed as dist
+        dist.init_process_group('nccl')
+        t = torch.ones(1)
+    """)
     asking += "dist.all_reduce(t)\nint(t), dist.get_backend()"
 
     outcome = book.ok(f"%%distributed --ranks 2 --backend-fallback --strategy {strategy}\n{asking}")
@@ -48,11 +53,13 @@ def test_nccl_on_cpu_ranks_becomes_gloo_with_one_warning(book: Notebook, strateg
 
 
 def test_strategies_take_turns_and_groups_that_were_left_open_do_not_matter(book: Notebook) -> None:
-    body = (
-        "import torch, torch.distributed as dist\nif not dist.is_initialized():\n"
-        "    dist.init_process_group('gloo')\nt = torch.ones(1)\ndist.all_reduce(t)\n"
-        "int(t)"
-    )
+    body = dedent("""\
+        import torch, torch.distributed as dist
+        if not dist.is_initialized():
+            dist.init_process_group('gloo')
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        int(t)""")
     for turn in range(10):
         strategy = ("none", "ddp", "ddp")[turn % 3]
         outcome = book.cell(f"%%distributed --ranks 2 --strategy {strategy}\n{body}")
@@ -64,9 +71,13 @@ def test_strategies_take_turns_and_groups_that_were_left_open_do_not_matter(book
 )
 def test_an_init_of_the_strategys_backend_finds_it_done(book: Notebook, call: str) -> None:
     outcome = book.cell(
-        f"%%distributed --ranks 2 --strategy ddp\n"
-        f"import torch, torch.distributed as dist\ndist.{call}\nt = torch.ones(1)\n"
-        f"dist.all_reduce(t)\nint(t)"
+        dedent(f"""\
+            %%distributed --ranks 2 --strategy ddp
+            import torch, torch.distributed as dist
+            dist.{call}
+            t = torch.ones(1)
+            dist.all_reduce(t)
+            int(t)""")
     )
 
     assert outcome.result == "ranks 0-1: 2", outcome.text
@@ -74,7 +85,10 @@ def test_an_init_of_the_strategys_backend_finds_it_done(book: Notebook, call: st
 
 def test_an_init_of_another_backend_is_an_error_that_names_both(book: Notebook) -> None:
     outcome = book.cell(
-        "%%distributed --ranks 2 --strategy ddp\nimport torch.distributed as dist\ndist.init_process_group('nccl')"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            import torch.distributed as dist
+            dist.init_process_group('nccl')""")
     )
 
     assert outcome.ename == "ValueError"
@@ -85,24 +99,30 @@ def test_an_init_of_another_backend_is_an_error_that_names_both(book: Notebook) 
 
 def test_code_that_finds_no_group_is_told_of_the_strategy(book: Notebook) -> None:
     outcome = book.cell(
-        "%%distributed --ranks 2\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))"
+        dedent("""\
+            %%distributed --ranks 2
+            import torch, torch.distributed as dist
+            dist.all_reduce(torch.ones(1))""")
     )
 
     assert "add --strategy ddp" in outcome.traceback
 
 
 def test_the_strategys_group_outlives_a_clean_run_also_with_unequal_collectives_before(book: Notebook) -> None:
-    good = (
-        "%%distributed --ranks 2 --strategy ddp\n"
-        "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\n"
-        "int(t)"
-    )
+    good = dedent("""\
+        %%distributed --ranks 2 --strategy ddp
+        import torch, torch.distributed as dist
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        int(t)""")
     assert book.cell(good).result == "ranks 0-1: 2"
     # Rank 0 has sent a message and rank 1 has taken none: the next collective must not meet it.
     book.cell(
-        "%%distributed --ranks 2 --strategy ddp\n"
-        "import torch, torch.distributed as dist\nif rank == 0:\n"
-        "    dist.isend(torch.ones(1), 1)"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            import torch, torch.distributed as dist
+            if rank == 0:
+                dist.isend(torch.ones(1), 1)""")
     )
 
     assert book.cell(good).result == "ranks 0-1: 2"
@@ -113,20 +133,21 @@ def test_the_strategys_group_outlives_a_clean_run_also_with_unequal_collectives_
 def test_env_reaches_the_ranks_also_where_it_is_read_when_a_program_loads(book: Notebook, name: str) -> None:
     variable, _, value = name.partition("=")
     outcome = book.cell(
-        f"%%distributed --ranks 2 --strategy ddp --env {name}\n"
-        f"import os, sys, torch, torch.distributed as dist\ndist.barrier()\n"
-        f"os.environ[{variable!r}], torch.get_num_threads() if {variable!r} == 'OMP_NUM_THREADS' else '', "
-        f"hash('a') if {variable!r} == 'PYTHONHASHSEED' else ''"
+        dedent(f"""\
+            %%distributed --ranks 2 --strategy ddp --env {name}
+            import os, sys, torch, torch.distributed as dist
+            dist.barrier()
+            os.environ[{variable!r}], torch.get_num_threads() if {variable!r} == 'OMP_NUM_THREADS' else '', hash('a') if {variable!r} == 'PYTHONHASHSEED' else ''""")
     )
 
     assert f"ranks 0-1: ('{value}'" in outcome.result, outcome.text  # the same hash on both ranks
     assert (", 3, " in outcome.result) == (variable == "OMP_NUM_THREADS")
 
 
-BLAS = (
-    "import threadpoolctl, numpy, torch\nfound = threadpoolctl.threadpool_info()\n"
-    "torch.get_num_threads(), {each['num_threads'] for each in found if each['user_api'] == 'blas'}"
-)
+BLAS = """\
+import threadpoolctl, numpy, torch
+found = threadpoolctl.threadpool_info()
+torch.get_num_threads(), {each['num_threads'] for each in found if each['user_api'] == 'blas'}"""
 
 
 @pytest.mark.slow
@@ -192,7 +213,13 @@ def test_a_model_that_was_wrapped_by_hand_and_kept_trains_on_after_a_failure(boo
     """Its own group was cut; ranks that failed in the middle of a step hold different weights."""
     book.ok(KEPT_DDP)
     book.fails(f"%%distributed --ranks 2 --strategy ddp\n{ONE_STEP}if rank == 1:\n    {how}\n{ONE_STEP}")
-    book.ok("%%distributed --ranks 2\nimport torch\nwith torch.no_grad():\n    model.module.weight += rank")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2
+            import torch
+            with torch.no_grad():
+                model.module.weight += rank""")
+    )
 
     before = book.ok("%%distributed --ranks 2 --out before\nmodel.module.weight[0].tolist()").result
     book.ok(TAKE_A_STEP.format("ddp"))
@@ -265,8 +292,11 @@ def test_processes_that_a_rank_forks_make_a_group_of_their_own(book: Notebook) -
 )
 def test_a_place_that_a_rank_cannot_have_is_refused(book: Notebook, strategy: str, place: str, told: str) -> None:
     outcome = book.fails(
-        f"%%distributed --ranks 2 --strategy {strategy}\nimport torch.distributed as dist\n"
-        f"if rank == 0:\n    dist.init_process_group('gloo', {place})"
+        dedent(f"""\
+            %%distributed --ranks 2 --strategy {strategy}
+            import torch.distributed as dist
+            if rank == 0:
+                dist.init_process_group('gloo', {place})""")
     )
 
     assert outcome.ename == "ValueError"
@@ -285,9 +315,14 @@ def test_a_place_that_a_rank_cannot_have_is_refused(book: Notebook, strategy: st
 )
 def test_a_group_has_the_ranks_that_it_is_asked_for(book: Notebook, strategy: str, place: str, sums: str) -> None:
     outcome = book.ok(
-        f"%%distributed --ranks 2 --strategy {strategy}\nimport torch, torch.distributed as dist\n"
-        f"dist.init_process_group('gloo', {place})\nt = torch.ones(1)\ndist.all_reduce(t)\ndist.barrier()\n"
-        "int(t), dist.get_world_size()"
+        dedent(f"""\
+            %%distributed --ranks 2 --strategy {strategy}
+            import torch, torch.distributed as dist
+            dist.init_process_group('gloo', {place})
+            t = torch.ones(1)
+            dist.all_reduce(t)
+            dist.barrier()
+            int(t), dist.get_world_size()""")
     )
 
     assert outcome.result == sums

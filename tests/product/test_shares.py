@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import random
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -79,7 +80,10 @@ def test_the_parts_of_a_step_add_up_to_its_time(book: Notebook) -> None:
 
 
 def test_the_slow_rank_of_a_strategy_is_named_with_what_it_is_slow_in(book: Notebook) -> None:
-    slow = "DATA = 0.06 if rank == 1 else 0.004\nmodel = SlowForward()\noptimizer = SlowSGD(model.parameters(), lr=0.1)"
+    slow = dedent("""\
+        DATA = 0.06 if rank == 1 else 0.004
+        model = SlowForward()
+        optimizer = SlowSGD(model.parameters(), lr=0.1)""")
     shown = book.ok(f"%%distributed --ranks 2 --strategy ddp\n{PARTS}\nSTEPS = 80\n{slow}\n{LOOP}")
 
     assert "for rank 1, which is slow in data loading" in shown.text
@@ -88,11 +92,12 @@ def test_the_slow_rank_of_a_strategy_is_named_with_what_it_is_slow_in(book: Note
 
 
 def test_a_loop_that_wraps_its_model_by_hand_is_measured_too(book: Notebook) -> None:
-    slow = (
-        "import os, torch.distributed as dist\ndist.init_process_group()\n"
-        "FORWARD = 0.06 if rank == 0 else 0.005\nmodel = torch.nn.parallel.DistributedDataParallel(SlowForward())\n"
-        "optimizer = SlowSGD(model.parameters(), lr=0.1)"
-    )
+    slow = dedent("""\
+        import os, torch.distributed as dist
+        dist.init_process_group()
+        FORWARD = 0.06 if rank == 0 else 0.005
+        model = torch.nn.parallel.DistributedDataParallel(SlowForward())
+        optimizer = SlowSGD(model.parameters(), lr=0.1)""")
     shown = book.ok(f"%%distributed --ranks 2\n{PARTS}\n{slow}\n{LOOP}dist.destroy_process_group()")
 
     assert "rank 1 waits" in shown.text
@@ -100,10 +105,11 @@ def test_a_loop_that_wraps_its_model_by_hand_is_measured_too(book: Notebook) -> 
 
 
 def test_collectives_of_the_cell_count_and_a_detached_run_tells_them_too(book: Notebook) -> None:
-    slow = (
-        "import torch.distributed as dist\nmodel = SlowForward()\noptimizer = SlowSGD(model.parameters(), lr=0.1)\n"
-        "REST = 0.06 if rank == 0 else 0.005"
-    )
+    slow = dedent("""\
+        import torch.distributed as dist
+        model = SlowForward()
+        optimizer = SlowSGD(model.parameters(), lr=0.1)
+        REST = 0.06 if rank == 0 else 0.005""")
     loop = LOOP.replace("    optimizer.zero_grad()\n", "    dist.all_reduce(model.linear.weight.data)\n")
     book.ok(f"%%distributed --ranks 2 --strategy ddp --no-guess divided-data --detach\n{PARTS}\n{slow}\n{loop}")
     book.ok("jupyter_distrib.runs()[-1].result()")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -128,11 +129,15 @@ def test_a_run_of_a_notebook_that_waits_for_it_is_followed_and_stopped(book: Not
 def test_queued_runs_are_seen_with_their_place_and_followed_until_they_end(book: Notebook, tmp_path: Path) -> None:
     go = tmp_path / "go"
     book.ok(
-        "%distributed_pool add two --kind local --ranks 2\nimport jupyter_distrib, os, time\n"
-        "@jupyter_distrib.distributed(pool='two', ranks=2)\ndef work(number):\n"
-        f"    while not os.path.exists({str(go)!r}):\n        time.sleep(0.01)\n"
-        "    print('done', number, flush=True)\n"
-        "first, second, third = [work.submit(number) for number in range(3)]"
+        dedent(f"""\
+            %distributed_pool add two --kind local --ranks 2
+            import jupyter_distrib, os, time
+            @jupyter_distrib.distributed(pool='two', ranks=2)
+            def work(number):
+                while not os.path.exists({str(go)!r}):
+                    time.sleep(0.01)
+                print('done', number, flush=True)
+            first, second, third = [work.submit(number) for number in range(3)]""")
     )
     wait_until(lambda: statuses().get(book.ok("print(first.id)").stdout.strip(), {}).get("state") == "running")
     second, third = book.ok("print(second.id, third.id)").stdout.split()
@@ -173,7 +178,13 @@ def declared(folder: Path, text: str, *words: str) -> subprocess.CompletedProces
     (folder / "train.py").write_text(
         "import os, sys\nprint(sys.argv[1:], os.environ.get('X'), os.environ['WORLD_SIZE'])"
     )
-    (folder / "calc.py").write_text("import os\ndef add(a, b=1):\n    return a + b, os.environ['WORLD_SIZE']\n")
+    (folder / "calc.py").write_text(
+        dedent("""\
+            import os
+            def add(a, b=1):
+                return a + b, os.environ['WORLD_SIZE']
+        """)
+    )
     return shell("run", *words, str(folder / "run.toml"))
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -65,12 +66,23 @@ def test_a_cell_of_such_a_kernel_and_its_programs_are_as_ever(
         text = book.ok(CELL).text
         assert re.findall(r"Sig(?:Ign|Blk):\s+(\w+)", text), text
         assert set(re.findall(r"Sig(?:Ign|Blk):\s+(\w+)", text)) == {"0" * 16}, text
-        book.start("%%distributed --ranks 2\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)")
+        book.start(
+            dedent("""\
+                %%distributed --ranks 2
+                import time
+                print('begun', flush=True)
+                while True: time.sleep(0.01)""")
+        )
         book.until("begun")
         book.interrupt()
         assert book.finish(20).ename == "KeyboardInterrupt"
         assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"
-        outcome = book.fails("%%distributed --ranks 2\nimport os\nif rank == 1: os._exit(3)")
+        outcome = book.fails(
+            dedent("""\
+                %%distributed --ranks 2
+                import os
+                if rank == 1: os._exit(3)""")
+        )
         assert outcome.ename == "RankLost"
         assert "status 3" in outcome.text
         assert book.ok("%%distributed --ranks 2\nrank").result == "rank 0: 0\nrank 1: 1"

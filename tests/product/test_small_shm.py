@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -54,7 +55,12 @@ def test_values_do_not_need_dev_shm(book: Notebook) -> None:
     pids = pids_of(book)
     book.ok("%%distributed --ranks 2 --out sent\nlarge * 2")
     assert book.ok(f"float(sent[1].sum()) == 2 * {LARGE}").result == "True"
-    book.ok(f"%%distributed --ranks 2 --keep kept\nimport torch\nkept = torch.ones({LARGE})")
+    book.ok(
+        dedent(f"""\
+            %%distributed --ranks 2 --keep kept
+            import torch
+            kept = torch.ones({LARGE})""")
+    )
     still_runs(book, pids)
 
 
@@ -87,8 +93,11 @@ def test_a_full_dev_shm_is_named_where_there_is_no_room_for_a_lock(book: Noteboo
 
 def test_a_rank_that_dies_of_a_full_dev_shm_is_lost_with_the_reason(book: Notebook) -> None:
     lost = book.fails(
-        "%%distributed --ranks 2\nfrom multiprocessing import shared_memory\n"
-        "memory = shared_memory.SharedMemory(create=True, size=100 << 20)\nmemory.buf[:] = bytes(100 << 20)"
+        dedent("""\
+            %%distributed --ranks 2
+            from multiprocessing import shared_memory
+            memory = shared_memory.SharedMemory(create=True, size=100 << 20)
+            memory.buf[:] = bytes(100 << 20)""")
     )
     assert lost.ename == "RankLost"
     assert "crashed with SIGBUS" in lost.text

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from textwrap import dedent
 from typing import TypeVar
 
 import pytest
@@ -97,7 +98,13 @@ def test_a_rank_in_c_code_that_holds_the_lock_is_looked_at_from_outside(client: 
 
 def test_a_stopped_rank_is_reported_as_such_beside_the_stacks_of_the_others(client: PoolClient) -> None:
     stacks = seen_of(
-        client, "import time\nprint('there', flush=True)\nwhile True: time.sleep(0.01)", ranks=2, stop=True
+        client,
+        dedent("""\
+            import time
+            print('there', flush=True)
+            while True: time.sleep(0.01)"""),
+        ranks=2,
+        stop=True,
     )
 
     assert (stacks[0].trouble, stacks[0].frames) == ("is stopped (SIGSTOP)", ())
@@ -121,7 +128,11 @@ def test_nobody_answers_for_a_run_that_is_over(client: PoolClient) -> None:
 def test_the_inline_pool_shows_the_rank_that_executes_the_cell() -> None:
     client = PoolClient(InlinePool())
     group = client.group(2)
-    source = "import time\nfor _ in range(10**4):\n    print('there')\n    time.sleep(0.001)"
+    source = dedent("""\
+        import time
+        for _ in range(10**4):
+            print('there')
+            time.sleep(0.001)""")
 
     def look(run: str) -> None:
         client.send(m.AskStacks(run=run))

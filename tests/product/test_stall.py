@@ -19,9 +19,11 @@ from jupyter_distrib.testing import PoolClient
 from jupyter_distrib.wire import messages as m
 from tests.notebook import Notebook
 
-GROUP = (
-    "import torch, time, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.all_reduce(torch.ones(2))\n"
-)
+GROUP = """\
+import torch, time, torch.distributed as dist
+dist.init_process_group('gloo')
+dist.all_reduce(torch.ones(2))
+"""
 LIMIT_S = 60.0
 
 
@@ -63,7 +65,15 @@ def follow(client: PoolClient, group: m.WorkerGroupOpened, source: str, **more: 
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_and_the_run_goes_on_when_it_does(client: PoolClient) -> None:
     group = client.group(2)
-    run = follow(client, group, GROUP + "for _ in range(40):\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.1)")
+    run = follow(
+        client,
+        group,
+        GROUP
+        + dedent("""\
+            for _ in range(40):
+                dist.all_reduce(torch.ones(1))
+                time.sleep(0.1)"""),
+    )
     run.until(m.Started)
     pid = group.workers[1].pid
     began_s = time.monotonic()
@@ -91,11 +101,17 @@ CASES = {
         "Rank 0 has not reached all_reduce #2; ranks 1-2 wait there (line 8). Rank 0 runs load() (line 5).",
     ),
     "spins": (
-        GROUP + "if rank == 1:\n    while True: pass\ndist.all_reduce(torch.ones(4))",
+        GROUP + dedent("""\
+            if rank == 1:
+                while True: pass
+            dist.all_reduce(torch.ones(4))"""),
         "Rank 1 has not reached all_reduce #2; ranks 0, 2 wait there (line 6). Rank 1 runs the cell (line 5).",
     ),
     "lock": (
-        GROUP + "if rank == 0:\n    sum(range(10**11))\ndist.all_reduce(torch.ones(4))",
+        GROUP + dedent("""\
+            if rank == 0:
+                sum(range(10**11))
+            dist.all_reduce(torch.ones(4))"""),
         "ranks 1-2 wait there (line 6). Rank 0 is in C code that does not release Python's lock (line 5).",
     ),
     "barrier": (
@@ -103,20 +119,33 @@ CASES = {
         "Only rank 0 called barrier #2 (line 5, inside `if rank == 0`). Ranks 1-2 have left the cell.",
     ),
     "order": (
-        GROUP + "if rank == 0:\n    dist.barrier()\ndist.all_reduce(torch.ones(2))",
+        GROUP + dedent("""\
+            if rank == 0:
+                dist.barrier()
+            dist.all_reduce(torch.ones(2))"""),
         "#2 rank 0 calls barrier (line 5, inside `if rank == 0`) and ranks 1-2 call all_reduce (line 6): collectives match",
     ),
     "rendezvous": (
-        "import torch, time, torch.distributed as dist\nif rank == 2:\n    time.sleep(60)\ndist.init_process_group('gloo')",
+        dedent("""\
+            import torch, time, torch.distributed as dist
+            if rank == 2:
+                time.sleep(60)
+            dist.init_process_group('gloo')"""),
         "Rank 2 has not reached init_process_group; ranks 0-1 wait there (line 4). Rank 2 runs the cell (line 3).",
     ),
     "uneven": (
-        GROUP + "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
-        "for _ in range(5 + (rank == 0)):\n    model(torch.ones(1, 2)).sum().backward()",
+        GROUP + dedent("""\
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+            for _ in range(5 + (rank == 0)):
+                model(torch.ones(1, 2)).sum().backward()"""),
         "rank 0 waits there (line 6). Ranks 1-2 have left the cell.",
     ),
     "message": (
-        GROUP + "if rank == 0:\n    dist.recv(torch.ones(2), src=1)\nelse:\n    time.sleep(60)",
+        GROUP + dedent("""\
+            if rank == 0:
+                dist.recv(torch.ones(2), src=1)
+            else:
+                time.sleep(60)"""),
         "Rank 0 waits in recv (line 5, inside `if rank == 0`) for another rank. Ranks 1-2 run the cell (line 7).",
     ),
 }  # fmt: skip
@@ -150,7 +179,10 @@ def test_every_kind_of_stall_is_named(client: PoolClient) -> None:
 @pytest.mark.slow
 def test_computing_is_not_a_stall_on_any_rank(client: PoolClient) -> None:
     group = client.group(2)
-    source = GROUP + "a = torch.ones(400, 400)\nt = time.monotonic()\nwhile time.monotonic() - t < 12: a @ a"
+    source = GROUP + dedent("""\
+        a = torch.ones(400, 400)
+        t = time.monotonic()
+        while time.monotonic() - t < 12: a @ a""")
     run = follow(client, group, source)
     run.until(m.Ended)
     assert run.of(m.Stalled) == []
@@ -161,7 +193,15 @@ def test_computing_is_not_a_stall_on_any_rank(client: PoolClient) -> None:
 @pytest.mark.slow
 def test_a_stall_that_is_over_is_said_to_be(client: PoolClient) -> None:
     group = client.group(2)
-    run = follow(client, group, GROUP + "if rank == 0: time.sleep(7)\ndist.all_reduce(torch.ones(1))\ntime.sleep(3)")
+    run = follow(
+        client,
+        group,
+        GROUP
+        + dedent("""\
+            if rank == 0: time.sleep(7)
+            dist.all_reduce(torch.ones(1))
+            time.sleep(3)"""),
+    )
     run.until(m.Stalled)
     run.until(m.Moved)
     run.until(m.Ended)
@@ -172,8 +212,12 @@ def test_a_stall_that_is_over_is_said_to_be(client: PoolClient) -> None:
 @pytest.mark.slow
 def test_a_stall_is_shown_while_it_lasts_and_when_it_is_stopped(shared_notebook: Notebook) -> None:
     shared_notebook.start(
-        "%%distributed --ranks 2 --strategy ddp\nimport torch, time, torch.distributed as dist\n"
-        "if rank == 0:\n    time.sleep(60)\ndist.all_reduce(torch.ones(1))"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            import torch, time, torch.distributed as dist
+            if rank == 0:
+                time.sleep(60)
+            dist.all_reduce(torch.ones(1))""")
     )
     words = "Rank 0 has not reached all_reduce #1; rank 1 waits there (line 5)."
     shared_notebook.until(words)
@@ -187,8 +231,12 @@ def test_a_stall_is_shown_while_it_lasts_and_when_it_is_stopped(shared_notebook:
 @pytest.mark.slow
 def test_a_hang_timeout_stops_the_run_with_the_reason(shared_notebook: Notebook) -> None:
     outcome = shared_notebook.cell(
-        "%%distributed --ranks 2 --strategy ddp --hang-timeout 6\n"
-        "import torch, time, torch.distributed as dist\nif rank == 0:\n    time.sleep(60)\ndist.all_reduce(torch.ones(1))"
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp --hang-timeout 6
+            import torch, time, torch.distributed as dist
+            if rank == 0:
+                time.sleep(60)
+            dist.all_reduce(torch.ones(1))""")
     )
     assert outcome.ename == "RunTimeout"
     assert "its --hang-timeout is 6 s. Rank 0 has not reached all_reduce #1" in outcome.traceback
@@ -208,7 +256,12 @@ def test_a_hang_timeout_stops_the_run_with_the_reason(shared_notebook: Notebook)
 def test_check_names_calls_that_do_not_match(shared_notebook: Notebook, cell: str, words: str) -> None:
     top = "%%distributed --ranks 2 --strategy ddp"
     cell = f"import torch, torch.distributed as dist\nx = torch.ones(2)\n{cell}"
-    shared_notebook.ok(f"{top}\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))")
+    shared_notebook.ok(
+        dedent(f"""\
+            {top}
+            import torch, torch.distributed as dist
+            dist.all_reduce(torch.ones(1))""")
+    )
     outcome = shared_notebook.fails(f"{top} --check\n{cell}")
     assert words in outcome.traceback
     # The next cell without it has a group that checks nothing.
@@ -250,7 +303,11 @@ def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: PoolClient) -
     run = follow(
         client,
         group,
-        "held = bytearray(50_000_000)\nimport time\nt = time.monotonic()\nwhile time.monotonic() - t < 1.6: pass",
+        dedent("""\
+            held = bytearray(50_000_000)
+            import time
+            t = time.monotonic()
+            while time.monotonic() - t < 1.6: pass"""),
     )
     run.until(m.Ended)
     samples = [event for event in run.of(m.Sampled) if isinstance(event, m.Sampled) and event.rank == 1]
@@ -266,7 +323,11 @@ def test_ranks_are_sampled_while_a_cell_runs_and_only_then(client: PoolClient) -
 @pytest.mark.slow
 def test_a_rank_in_c_code_with_pythons_lock_counts_for_the_hang_timeout(shared_notebook: Notebook) -> None:
     outcome = shared_notebook.fails(
-        "%%distributed --ranks 2 --hang-timeout 11\nimport ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(600)"
+        dedent("""\
+            %%distributed --ranks 2 --hang-timeout 11
+            import ctypes
+            if rank == 1:
+                ctypes.PyDLL(None).sleep(600)""")
     )
 
     assert "its --hang-timeout is 11 s. Rank 1 does nothing, in C code that does not release Python's lock" in (
@@ -309,13 +370,16 @@ def test_lines_of_a_program_that_a_cell_runs_are_its_own(shared_notebook: Notebo
 @pytest.mark.slow
 def test_a_loader_worker_that_hangs_is_named_and_a_stop_keeps_the_ranks(shared_notebook: Notebook) -> None:
     shared_notebook.ok("%%distributed --ranks 1 --keep kept\nkept = 5")
-    cell = (
-        "%%distributed --ranks 1\nimport signal\nfrom torch.utils.data import DataLoader\n"
-        "class Hangs:\n    def __len__(self): return 4\n    def __getitem__(self, i):\n"
-        "        for each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, signal.SIG_IGN)\n"
-        "        while True: signal.pause()\n"
-        "for x in DataLoader(Hangs(), num_workers=1): pass"
-    )
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import signal
+        from torch.utils.data import DataLoader
+        class Hangs:
+            def __len__(self): return 4
+            def __getitem__(self, i):
+                for each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, signal.SIG_IGN)
+                while True: signal.pause()
+        for x in DataLoader(Hangs(), num_workers=1): pass""")
     shared_notebook.start(cell)
     outcome = shared_notebook.until("waits for a worker of its DataLoader (line 9)", timeout_s=40)
     assert 'multiprocessing_context="spawn"' in outcome.text

@@ -6,6 +6,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -51,8 +52,13 @@ def test_submitting_takes_less_than_20_ms_on_a_busy_pool(book: Notebook) -> None
     book.ok("busy = [work.submit(0, 'go') for _ in range(4)]")
     book.ok("%%distributed --ranks 1 --timeout 60\n1")
     took = book.ok(
-        "took = []\nfor _ in range(20):\n    began = time.perf_counter()\n    work.submit(1)\n"
-        "    took.append(time.perf_counter() - began)\nsorted(took)[10]"
+        dedent("""\
+            took = []
+            for _ in range(20):
+                began = time.perf_counter()
+                work.submit(1)
+                took.append(time.perf_counter() - began)
+            sorted(took)[10]""")
     )
     book.ok("open('go', 'w').close()")
 
@@ -86,12 +92,18 @@ def test_one_view_shows_what_becomes_of_each_run(book: Notebook) -> None:
 
 def test_submitted_runs_are_shown_like_a_sweep(book: Notebook) -> None:
     book.ok(
-        "@distributed(ranks=1)\ndef train(lr, epochs=3):\n"
-        "    import jupyter_distrib\n    for step in range(epochs): jupyter_distrib.report(loss=lr * 10 - step)"
+        dedent("""\
+            @distributed(ranks=1)
+            def train(lr, epochs=3):
+                import jupyter_distrib
+                for step in range(epochs): jupyter_distrib.report(loss=lr * 10 - step)""")
     )
     outcome = book.ok(
-        "swept = [train.submit(lr) for lr in (0.3, 0.1)]\nimport threading\n"
-        "for each in threading.enumerate():\n    if each.name == 'jupyter_distrib-submitted': each.join()"
+        dedent("""\
+            swept = [train.submit(lr) for lr in (0.3, 0.1)]
+            import threading
+            for each in threading.enumerate():
+                if each.name == 'jupyter_distrib-submitted': each.join()""")
     )
 
     table = [line.split()[:3] for line in outcome.view.splitlines()]
@@ -119,12 +131,13 @@ def test_stopping_ends_running_and_queued_runs(book: Notebook) -> None:
 def test_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: Notebook) -> None:
     book.ok("from jupyter_distrib.kernel.session import new_runs\nplace = new_runs.on_group")
     book.ok(
-        "def stopped(group, order, queued, run_id):\n"
-        "    if order.request.label.startswith('work(1'): queued.cancel()\n"
-        "    run = place(group, order, queued, run_id=run_id)\n"
-        "    if order.request.label.startswith('work(2'): run.cancel()\n"
-        "    return run\n"
-        "new_runs.on_group = stopped"
+        dedent("""\
+            def stopped(group, order, queued, run_id):
+                if order.request.label.startswith('work(1'): queued.cancel()
+                run = place(group, order, queued, run_id=run_id)
+                if order.request.label.startswith('work(2'): run.cancel()
+                return run
+            new_runs.on_group = stopped""")
     )
     book.ok("work.submit(0).result()\nruns = [work.submit(number, 'never') for number in (1, 2)]")
 
@@ -136,9 +149,15 @@ def test_a_stop_that_comes_before_the_ranks_have_the_cell_is_not_lost(book: Note
 def test_an_event_loop_may_be_closed_before_the_run_ends_for_which_it_waited(book: Notebook) -> None:
     book.ok("%%distributed --ranks 1 --keep here\nhere = 5")
     book.ok(
-        "import asyncio, threading\njob = work.submit(3, 'go')\n"
-        "async def wait():\n    try: await asyncio.wait_for(job, 0.1)\n    except TimeoutError: print('too late')\n"
-        "thread = threading.Thread(target=asyncio.run, args=(wait(),))\nthread.start()\nthread.join()"
+        dedent("""\
+            import asyncio, threading
+            job = work.submit(3, 'go')
+            async def wait():
+                try: await asyncio.wait_for(job, 0.1)
+                except TimeoutError: print('too late')
+            thread = threading.Thread(target=asyncio.run, args=(wait(),))
+            thread.start()
+            thread.join()""")
     )
     ended = book.ok("open('go', 'w').close()\njob.result(timeout=20)")
     assert (ended.result, "Traceback" in ended.text) == ("rank 0: 3", False), ended.text
@@ -149,10 +168,12 @@ def test_an_event_loop_may_be_closed_before_the_run_ends_for_which_it_waited(boo
 def test_a_run_whose_ranks_are_stopped_while_they_start_says_so(book: Notebook) -> None:
     book.ok("%distributed_pool stop")
     told = book.ok(
-        "from jupyter_distrib.kernel.session import session\n"
-        "job = work.submit(3)\n"
-        "while not session.current().pools.groups('four'): pass\n"
-        "print(job.id)\n%distributed_pool stop"
+        dedent("""\
+            from jupyter_distrib.kernel.session import session
+            job = work.submit(3)
+            while not session.current().pools.groups('four'): pass
+            print(job.id)
+            %distributed_pool stop""")
     )
     assert re.search(r"(\S+)\nRun \1 of work\(3\) was ended with its ranks\.\n", told.stdout), told.text
     ended = book.fails("job.result()")
@@ -160,11 +181,27 @@ def test_a_run_whose_ranks_are_stopped_while_they_start_says_so(book: Notebook) 
 
 
 def test_what_the_notebook_changes_after_submitting_does_not_reach_a_queued_run(book: Notebook) -> None:
-    book.ok("import torch\ndata = torch.zeros(100_000)\nbusy = [work.submit(0, 'go') for _ in range(4)]")
+    book.ok(
+        dedent("""\
+            import torch
+            data = torch.zeros(100_000)
+            busy = [work.submit(0, 'go') for _ in range(4)]""")
+    )
     book.ok("@distributed(ranks=1)\ndef total(x): return float(x.sum()), os.environ['MINE'], os.getcwd()")
-    book.ok("os.environ['MINE'] = 'before'\nhere = os.getcwd()\nrun = total.submit(data)")
+    book.ok(
+        dedent("""\
+            os.environ['MINE'] = 'before'
+            here = os.getcwd()
+            run = total.submit(data)""")
+    )
     assert book.ok("run.state").result == "'queued'"
-    book.ok("data += 1\nos.environ['MINE'] = 'after'\nos.chdir('/')\nopen(here + '/go', 'w').close()")
+    book.ok(
+        dedent("""\
+            data += 1
+            os.environ['MINE'] = 'after'
+            os.chdir('/')
+            open(here + '/go', 'w').close()""")
+    )
 
     assert book.ok("run.result()[0] == (0.0, 'before', here)").result == "True"
 
@@ -190,8 +227,11 @@ def test_detached_cells_share_the_queue(book: Notebook) -> None:
 
 def test_a_sweep_gives_a_sorted_table_and_the_values_in_order(book: Notebook) -> None:
     outcome = book.ok(
-        '%%distributed --sweep "lr=[0.3,0.1,0.2]" --ranks 1 --out swept\n'
-        "import jupyter_distrib\nfor step in range(3): jupyter_distrib.report(loss=lr * 10 - step)\nlr * 2"
+        dedent("""\
+            %%distributed --sweep "lr=[0.3,0.1,0.2]" --ranks 1 --out swept
+            import jupyter_distrib
+            for step in range(3): jupyter_distrib.report(loss=lr * 10 - step)
+            lr * 2""")
     )
 
     table = [line.split()[:3] for line in next(iter(outcome.displays.values())).splitlines()]
@@ -226,7 +266,7 @@ def test_a_name_of_a_sweep_that_nothing_reads_is_told(book: Notebook, body: str,
     book.ok("""
 import types
 width = 5
-settings = types.SimpleNamespace(width=width)
+settings = types.SimpleNamespace(width=width, eval=int)
 def get_width():
     return inner()
 def inner():
@@ -236,6 +276,10 @@ class Net:
         return width
 def by_text():
     return eval("width * 2")
+def by_parts():
+    return vars()["wid" + "th"] if "wid" + "th" in vars() else eval("wid" + "th")
+def evaluates():
+    return settings.eval()
 def with_default(width=width):
     return width
 """)
@@ -253,11 +297,11 @@ def test_a_failed_configuration_has_its_exception_in_place_of_its_value(book: No
 
 
 def test_a_sweep_has_its_chart_while_it_runs_and_as_a_picture_at_its_end(book: Notebook, tmp_path: Path) -> None:
-    cell = (
-        '%%distributed --sweep "lr=[0.3,0.1]" --ranks 1 --out charted\nimport jupyter_distrib, os, time\n'
-        "for step in range(5): jupyter_distrib.report(loss=lr / (step + 1))\n"
-        "while not os.path.exists('go on'): time.sleep(0.01)"
-    )
+    cell = dedent("""\
+        %%distributed --sweep "lr=[0.3,0.1]" --ranks 1 --out charted
+        import jupyter_distrib, os, time
+        for step in range(5): jupyter_distrib.report(loss=lr / (step + 1))
+        while not os.path.exists('go on'): time.sleep(0.01)""")
     book.start(cell)
     alt = "loss, lr=0.1 fell from 0.1 to 0.02 in 4 steps"
     assert book.shows_html(f'alt="{alt}. loss by lr: the best is lr=0.1"')
@@ -275,8 +319,11 @@ def test_a_sweep_has_its_chart_while_it_runs_and_as_a_picture_at_its_end(book: N
 
 def test_a_sweep_can_be_told_to_stop_at_the_first_failure(book: Notebook) -> None:
     outcome = book.fails(
-        "%%distributed --sweep lr=[0,1,2,3,4,5] --ranks 1 --halt-on-failure\nimport time\n"
-        "while lr: time.sleep(0.01)\n1 / lr"
+        dedent("""\
+            %%distributed --sweep lr=[0,1,2,3,4,5] --ranks 1 --halt-on-failure
+            import time
+            while lr: time.sleep(0.01)
+            1 / lr""")
     )
 
     assert outcome.ename == "ZeroDivisionError"
@@ -284,7 +331,12 @@ def test_a_sweep_can_be_told_to_stop_at_the_first_failure(book: Notebook) -> Non
 
 
 def test_an_interrupt_stops_a_whole_sweep(book: Notebook) -> None:
-    book.start("%%distributed --sweep lr=range(6) --ranks 1\nimport time\nwhile True: time.sleep(0.01)")
+    book.start(
+        dedent("""\
+            %%distributed --sweep lr=range(6) --ranks 1
+            import time
+            while True: time.sleep(0.01)""")
+    )
     book.until("queued, place 2")
     book.until("running")
     book.interrupt()
@@ -327,13 +379,23 @@ def test_a_pool_that_refuses_has_another_to_fall_back_to(tmp_path: Path) -> None
     )
     with Notebook(tmp_path, {"JUPYTER_DISTRIB_CONFIG": str(settings)}) as book:
         book.ok("%load_ext jupyter_distrib")
-        outcome = book.ok("%%distributed\nprint('hello')\nrank")
+        outcome = book.ok(
+            dedent("""\
+                %%distributed
+                print('hello')
+                rank""")
+        )
         assert outcome.result == "rank 0: 0\nrank 1: 1"
         assert "· on the pool shared, since reserved refused: " in outcome.view
         book.ok("from jupyter_distrib.kernel.session import session")
         numbers = "[run.id.rpartition('-')[2] for run in session.current().history]"
         assert book.ok(numbers).result == "['1']", "a start that was refused is no run"
-        book.ok("from jupyter_distrib import distributed\n@distributed()\ndef work(): return 1")
+        book.ok(
+            dedent("""\
+                from jupyter_distrib import distributed
+                @distributed()
+                def work(): return 1""")
+        )
         assert book.ok("run = work.submit()\nrun.result(), run.pool").result == "(ranks 0-1: 1, 'shared')"
         assert "/nowhere/python" in book.fails("%%distributed --on 0\n1").evalue
 
@@ -346,7 +408,12 @@ def test_a_run_that_falls_back_has_the_variables_for_the_machine_where_it_runs(t
     )
     environment = {"JUPYTER_DISTRIB_CONFIG": str(settings), "GIVEN_AT_START": "1"}
     with Notebook(tmp_path, environment) as book:
-        book.ok("%load_ext jupyter_distrib\nfrom jupyter_distrib import distributed\nimport os")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                from jupyter_distrib import distributed
+                import os""")
+        )
         book.ok("os.environ['SET_LATER'] = '2'")
         book.ok(
             "@distributed()\ndef given(): return [os.environ.get(each) for each in ('GIVEN_AT_START', 'SET_LATER')]"
@@ -357,19 +424,27 @@ def test_a_run_that_falls_back_has_the_variables_for_the_machine_where_it_runs(t
 
 def test_a_restarted_kernel_has_no_queue_and_detached_runs_go_on(book: Notebook) -> None:
     book.ok(
-        "%%distributed --ranks 4 --detach --out job\nimport os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
+        dedent("""\
+            %%distributed --ranks 4 --detach --out job
+            import os, time
+            while not os.path.exists('go'): time.sleep(0.01)""")
     )
     book.ok("while job.state != 'running': time.sleep(0.005)\nqueued = work.submit(1)")
     assert book.ok("queued.state").result == "'queued'"
     book.ok("%unload_ext jupyter_distrib")
 
-    assert "still queued when the extension was unloaded" in book.fails("queued.result()").evalue
+    assert "still queued when" in book.fails("queued.result()").evalue
     assert book.ok("job.done()").result == "False"
     book.ok("open('go', 'w').close()\njob.wait_ended(20)")
 
 
 def test_a_stop_ends_a_cell_that_awaits_a_run_which_goes_on(book: Notebook) -> None:
-    book.start("run = work.submit(1, 'go')\nprint('begun', flush=True)\nawait run")
+    book.start(
+        dedent("""\
+            run = work.submit(1, 'go')
+            print('begun', flush=True)
+            await run""")
+    )
     book.until("begun")
     book.interrupt()
     assert book.finish(timeout_s=20).ename == "CancelledError"

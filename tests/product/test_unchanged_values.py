@@ -21,7 +21,14 @@ SENT = "import jupyter_distrib.kernel.session.session as _s\n_cache = _s.current
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with Notebook(tmp_path_factory.mktemp("notebook")) as notebook:
-        notebook.ok("%load_ext jupyter_distrib\nimport numpy as np\nimport torch\n" + SENT)
+        notebook.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import numpy as np
+                import torch
+            """)
+            + SENT
+        )
         yield notebook
 
 
@@ -55,7 +62,13 @@ def test_a_queued_run_has_the_values_of_its_submission(notebook: Notebook) -> No
             def f(a):
                 return a.sum()""")
     )
-    notebook.ok("runs = []\nfor i in range(4):\n    q[3] = i\n    runs.append(f.submit(q))")
+    notebook.ok(
+        dedent("""\
+            runs = []
+            for i in range(4):
+                q[3] = i
+                runs.append(f.submit(q))""")
+    )
     assert notebook.ok("[int(r.result()[0]) for r in runs]").result == "[1999999, 2000000, 2000001, 2000002]"
 
 
@@ -113,7 +126,14 @@ def holders(inode: int) -> set[int]:
 @pytest.mark.slow
 def test_the_memory_is_gone_when_the_kernel_is_killed(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
-        notebook.ok("%load_ext jupyter_distrib\nimport numpy as np, os\nx = np.ones(2_000_000)\n" + SENT)
+        notebook.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import numpy as np, os
+                x = np.ones(2_000_000)
+            """)
+            + SENT
+        )
         notebook.ok("%%distributed --ranks 2\nx[0]")
         inode = int(notebook.ok("os.fstat(next(iter(_cache._segments.values())).fd).st_ino").result)
         kernel, fd = eval(notebook.ok("os.getpid(), next(iter(_cache._segments.values())).fd").result)
@@ -152,7 +172,10 @@ def test_hosts_get_a_value_once_and_every_change(tmp_path: Path) -> None:
             notebook.ok(f"%%distributed --pool far --out o {line}\n{code}")
             return list(eval(notebook.ok("[o[rank] for rank in sorted(o)] if hasattr(o, 'keys') else list(o)").result))
 
-        cell = "s = int(x.sum()), int(n.sum()), where(x)\nx += 1\ns"
+        cell = dedent("""\
+            s = int(x.sum()), int(n.sum()), where(x)
+            x += 1
+            s""")
         first = far(cell)
         assert [each[:2] for each in first] == [(12499997500000, 1000)] * 2
         for number in range(3):

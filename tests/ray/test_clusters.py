@@ -15,6 +15,7 @@ import threading
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_cluster_with_a_token_wants_the_right_one(guarded: Cluster, tmp_path: 
         book.ok(f"os.environ['RAY_AUTH_TOKEN'] = {TOKEN!r}")
         at = f"--pool ray --address {guarded.address}"
         said = refused(book, f"{at} --gpus 4")
-        assert "--gpus 4, but the Ray cluster has room for 2; ask for at most that many" in said
+        assert "has room for 2;" in said
         assert "--gpu-type H100, but the Ray cluster has A10; leave it out" in refused(book, f"{at} --gpu-type H100")
         cell = f"%%distributed {at} --ranks 2\nimport os\nstr(os.environ.get('RAY_AUTH_TOKEN'))"
         assert book.cell(cell, timeout_s=150).result == "ranks 0-1: 'None'", "keys stay at home"
@@ -82,7 +83,7 @@ def test_a_cluster_that_goes_away_in_mid_run_is_reported(tmp_path: Path) -> None
             outcome = book.finish(120)
             assert outcome.ename == "RankLost", outcome.text
             assert re.search(r"was lost: |the process that holds the Ray cluster has ended", outcome.traceback)
-            assert f"no Ray cluster can be reached at {own.address}" in refused(book, at)
+            assert f"be reached at {own.address}" in refused(book, at)
     finally:
         own.close()
 
@@ -186,7 +187,7 @@ def test_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path)
     cell = "import os, tinypkg\n(os.environ['NODE_RANK'], tinypkg.version)"
     with Notebook(tmp_path, env, python=str(tmp_path / "env" / "bin" / "python")) as book:
         book.ok("%load_ext jupyter_distrib")
-        assert "lacks a package that the notebook has: tinypkg 1.2." in refused(
+        assert "notebook has: tinypkg 1.2." in refused(
             book, f"{line.removeprefix('%%distributed ')} --environment check"
         )
         outcome = book.cell(f"{line} --environment sync\n{cell}", timeout_s=200)
@@ -239,7 +240,12 @@ def test_an_interpreter_that_is_none_is_one_sentence(cluster: Cluster, tmp_path:
 
 def test_an_interface_that_the_notebook_names_is_used(cluster: Cluster, tmp_path: Path) -> None:
     with Notebook(tmp_path) as book:
-        book.ok("%load_ext jupyter_distrib\nimport os\nos.environ['NCCL_SOCKET_IFNAME'] = 'eth9'")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import os
+                os.environ['NCCL_SOCKET_IFNAME'] = 'eth9'""")
+        )
         line = f"--pool ray --insecure --address {cluster.address} --ranks 2 --nodes 2"
         cell = f"%%distributed {line}\nimport os\n(os.environ['NCCL_SOCKET_IFNAME'], os.environ['GLOO_SOCKET_IFNAME'])"
         outcome = book.cell(cell, timeout_s=150)

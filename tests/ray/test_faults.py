@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -20,7 +21,12 @@ from tests.ray.conftest import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-GOOD = "%%distributed --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+GOOD = """\
+%%distributed --strategy ddp
+import torch, torch.distributed as dist
+t = torch.ones(1)
+dist.all_reduce(t)
+int(t)"""
 
 
 @pytest.fixture
@@ -80,7 +86,11 @@ def test_a_rank_that_dies_between_cells_is_replaced_unnoticed(book: Notebook) ->
 
 
 def test_a_rank_that_leaves_early_frees_those_that_wait_for_it(book: Notebook) -> None:
-    cell = "import sys, torch, torch.distributed as dist\nif rank == 3:\n    sys.exit()\ndist.all_reduce(torch.ones(1))"
+    cell = dedent("""\
+        import sys, torch, torch.distributed as dist
+        if rank == 3:
+            sys.exit()
+        dist.all_reduce(torch.ones(1))""")
     outcome = book.fails(f"%%distributed --strategy ddp\n{cell}")
     assert outcome.wall_s < 15
     assert_good(book)
@@ -89,8 +99,11 @@ def test_a_rank_that_leaves_early_frees_those_that_wait_for_it(book: Notebook) -
 def test_an_interrupt_stops_ranks_of_all_nodes_in_a_collective(book: Notebook) -> None:
     before = processes(book)
     book.start(
-        "%%distributed --strategy ddp\nimport time, torch, torch.distributed as dist\nprint('in', flush=True)\n"
-        "time.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))"
+        dedent("""\
+            %%distributed --strategy ddp
+            import time, torch, torch.distributed as dist
+            print('in', flush=True)
+            time.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))""")
     )
     book.until("in")
     book.interrupt()
@@ -101,15 +114,24 @@ def test_an_interrupt_stops_ranks_of_all_nodes_in_a_collective(book: Notebook) -
 
 
 def test_a_time_limit_holds_on_all_nodes(book: Notebook) -> None:
-    outcome = book.fails("%%distributed --timeout 0.5\nimport time\ntime.sleep(50)")
+    outcome = book.fails(
+        dedent("""\
+            %%distributed --timeout 0.5
+            import time
+            time.sleep(50)""")
+    )
     assert outcome.ename == "RunTimeout"
     assert_good(book)
 
 
 def test_who_is_waited_for_on_another_node_is_named_and_a_hang_timeout_ends_the_run_there_too(book: Notebook) -> None:
     outcome = book.fails(
-        "%%distributed --strategy ddp --hang-timeout 7\nimport time, torch, torch.distributed as dist\n"
-        "if rank >= 2:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))"
+        dedent("""\
+            %%distributed --strategy ddp --hang-timeout 7
+            import time, torch, torch.distributed as dist
+            if rank >= 2:
+                time.sleep(100)
+            dist.all_reduce(torch.ones(1))""")
     )
     assert outcome.ename == "RunTimeout", outcome.text
     assert (
@@ -123,8 +145,13 @@ def test_who_is_waited_for_on_another_node_is_named_and_a_hang_timeout_ends_the_
 def test_an_agent_that_is_killed_is_reported_and_replaced_and_all_logs_are_there(book: Notebook) -> None:
     agents = processes(book, "os.getppid()")
     book.start(
-        "%%distributed --strategy ddp\nimport time, torch.distributed as dist\nprint('in', rank, flush=True)\n"
-        "dist.barrier()\nprint('all in', flush=True)\ntime.sleep(100)"
+        dedent("""\
+            %%distributed --strategy ddp
+            import time, torch.distributed as dist
+            print('in', rank, flush=True)
+            dist.barrier()
+            print('all in', flush=True)
+            time.sleep(100)""")
     )
     book.until("all in")
     os.kill(agents[3], signal.SIGKILL)
@@ -139,7 +166,13 @@ def test_an_agent_that_is_killed_is_reported_and_replaced_and_all_logs_are_there
 def test_a_coordinator_that_is_killed_leaves_nothing(book: Notebook) -> None:
     ranks = processes(book)
     coordinator = int(re.search(r"agent (\d+)", book.ok("%distributed_status").result)[1])  # type: ignore[index]
-    book.start("%%distributed\nimport time\nprint('in', flush=True)\ntime.sleep(100)")
+    book.start(
+        dedent("""\
+            %%distributed
+            import time
+            print('in', flush=True)
+            time.sleep(100)""")
+    )
     book.until("in")
     os.kill(coordinator, signal.SIGKILL)
     outcome = book.finish()
@@ -151,11 +184,13 @@ def test_a_coordinator_that_is_killed_leaves_nothing(book: Notebook) -> None:
 @contextmanager
 def filled(address: str) -> Iterator[None]:
     """The object store of this cluster's only node has no room left."""
-    code = (
-        f"import pickle, ray, sys\nray.init(address={address!r})\n"
-        "full = [ray.put(pickle.PickleBuffer(bytes(1 << 20))) for _ in range(130)]\n"
-        "read = ray.get(full)  # what is read is not spilled\nprint('full', flush=True)\nsys.stdin.read()"
-    )
+    code = dedent(f"""\
+        import pickle, ray, sys
+        ray.init(address={address!r})
+        full = [ray.put(pickle.PickleBuffer(bytes(1 << 20))) for _ in range(130)]
+        read = ray.get(full)  # what is read is not spilled
+        print('full', flush=True)
+        sys.stdin.read()""")
     pipe, env = subprocess.PIPE, {**os.environ, "RAY_AUTH_MODE": "disabled"}
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=env) as process:
         assert process.stdin is not None
@@ -255,8 +290,14 @@ def test_a_detached_run_survives_its_kernel(cluster: Cluster, tmp_path: Path) ->
     with Notebook(tmp_path) as book:
         book.ok(f"%load_ext jupyter_distrib\n{use}\n%distributed_pool use lab")
         book.ok(
-            f"%%distributed --detach --out run\nimport os, time\nprint('before')\n"
-            f"while not os.path.exists({str(flag)!r}):\n    time.sleep(0.05)\nprint('after')\nrank * 10"
+            dedent(f"""\
+                %%distributed --detach --out run
+                import os, time
+                print('before')
+                while not os.path.exists({str(flag)!r}):
+                    time.sleep(0.05)
+                print('after')
+                rank * 10""")
         )
         name = book.ok("import time\nwhile not run.record.entry_count: time.sleep(0.05)\nprint(run.id)").stdout.strip()
     flag.touch()
@@ -273,7 +314,13 @@ def test_a_node_that_is_lost_is_reported(cluster: Cluster, tmp_path: Path) -> No
         line = f"%%distributed --pool ray --insecure --address {cluster.address} --ranks 2 --nodes 2\n"
         book.ok("%load_ext jupyter_distrib")
         book.ok(line + "rank;")
-        book.start(line + "import time\nprint('in', flush=True)\ntime.sleep(300)")
+        book.start(
+            line
+            + dedent("""\
+                import time
+                print('in', flush=True)
+                time.sleep(300)""")
+        )
         book.until("[0-1] in")
         cluster.ask("lose")
         outcome = book.finish(90)

@@ -67,9 +67,9 @@ def test_a_cluster_without_gpus_is_asked_again_when_gpus_may_be_waited_for(clust
         at = f"--pool ray --insecure --address {cluster.address}"
         book.ok("%load_ext jupyter_distrib")
         outcome = book.cell(f"%%distributed {at} --gpus 2\nrank", timeout_s=150)
-        assert "no GPU here: 2 CPU ranks" in outcome.text
+        assert "no GPU here" in outcome.text
         said = book.fails(f"%%distributed {at} --gpus 2 --wait 1\nrank").traceback
-        assert "2 GPUs are asked for, and 0 of 0 are free in the Ray cluster" in said
+        assert "0 of 0 are free" in said
 
 
 HOLDS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -42,7 +43,12 @@ def book(tmp_path: Path) -> Notebook:
 @pytest.mark.skipif(bool(MISSING), reason=f"needs ray[default]: {', '.join(MISSING)} is not installed")
 def test_the_metrics_of_a_real_node_are_reported(book: Notebook) -> None:
     with book:
-        book.ok("%load_ext jupyter_distrib\n%distributed_compat databricks\nfrom serverless_gpu.ray import ray_launch")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                %distributed_compat databricks
+                from serverless_gpu.ray import ray_launch""")
+        )
         outcome = book.cell(MONITORS.replace("WAITS", "True"), 280)
         assert outcome.status == "ok", outcome.text
         assert book.ok("port > 0, 'node_cpu_utilization' in names or names").result == "(True, True)"
@@ -56,9 +62,14 @@ def test_the_metrics_of_a_real_node_are_reported(book: Notebook) -> None:
 @pytest.mark.skipif(not MISSING, reason="ray[default] is installed")
 def test_a_cluster_without_ray_default_says_what_to_install(book: Notebook) -> None:
     with book:
-        book.ok("%load_ext jupyter_distrib\n%distributed_compat databricks\nfrom serverless_gpu.ray import ray_launch")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                %distributed_compat databricks
+                from serverless_gpu.ray import ray_launch""")
+        )
         outcome = book.cell(MONITORS.replace("WAITS", "False"), 280)
         assert outcome.status == "ok", outcome.text
         (told,) = eval(book.ok("told").result)
-        assert "no metrics of this node of Ray" in told
+        assert "no metrics" in told
         assert "ray[default]" in told

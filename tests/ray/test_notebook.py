@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -30,7 +31,12 @@ def book(kernel: Notebook) -> Iterator[Notebook]:
 def test_loading_the_extension_joins_the_default_pool(cluster: Cluster, tmp_path: Path) -> None:
     name_it(cluster, tmp_path)
     with Notebook(tmp_path) as book:
-        book.ok("%load_ext jupyter_distrib\nimport time\nfrom jupyter_distrib.kernel.session import session")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import time
+                from jupyter_distrib.kernel.session import session""")
+        )
         book.ok("while not list(session.current().pools.connections): time.sleep(0.05)")
         book.ok("pool = next(iter(session.current().pools.connections))\nassert pool.facts.kind == 'ray'")
         joined = f"Ray at {cluster.address}"
@@ -39,8 +45,12 @@ def test_loading_the_extension_joins_the_default_pool(cluster: Cluster, tmp_path
 
 def test_a_cell_meets_over_both_nodes(book: Notebook) -> None:
     outcome = book.ok(
-        "%%distributed --strategy ddp\nimport os, torch, torch.distributed as dist\nt = torch.ones(1)\n"
-        "dist.all_reduce(t)\n(rank, int(t), int(os.environ['NODE_RANK']), local_rank, os.environ['MASTER_ADDR'])"
+        dedent("""\
+            %%distributed --strategy ddp
+            import os, torch, torch.distributed as dist
+            t = torch.ones(1)
+            dist.all_reduce(t)
+            (rank, int(t), int(os.environ['NODE_RANK']), local_rank, os.environ['MASTER_ADDR'])""")
     )
     address = outcome.result.splitlines()[0].split("'")[1]  # of whichever node has rank 0
     assert address in ("127.0.0.2", "127.0.0.3")
@@ -98,7 +108,11 @@ def test_fresh_ranks_are_forked_by_the_agents_that_are_there(book: Notebook) -> 
         assert not after[0] & before[0]
         before = after
     assert book.fails("%%distributed\nmodel").ename == "ValueLost"
-    cell = "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+    cell = dedent("""\
+        import torch, torch.distributed as dist
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        int(t)""")
     assert book.ok(f"%%distributed --strategy ddp\n{cell}").result == "ranks 0-3: 4"
 
 
@@ -132,7 +146,13 @@ def test_a_restarted_kernel_has_its_ranks_from_the_agents_that_are_there(cluster
     with Notebook(tmp_path, env={"JPY_SESSION_NAME": str(tmp_path / "train.ipynb")}) as book:
         book.ok("%load_ext jupyter_distrib")
         ranks, agents = pids(book.ok(f"%%distributed --keep x\nx = 1\n{PIDS}").result)
-        book.start("%%distributed\nimport time\nprint('it is on')\nwhile True: time.sleep(1)")
+        book.start(
+            dedent("""\
+                %%distributed
+                import time
+                print('it is on')
+                while True: time.sleep(1)""")
+        )
         book.until("it is on")
         book.restart()
         assert wait_until_gone([int(pid) for pid in ranks], 5) == []
@@ -168,7 +188,10 @@ def test_a_large_value_that_has_not_changed_goes_to_each_node_once(book: Noteboo
         book.ok(f"%%distributed --ranks 4 --out o\n{code}")
         return list(eval(book.ok("list(o)").result))
 
-    cell = "s = int(v.sum()), int(u.sum()), where(v)\nv += 1\ns"
+    cell = dedent("""\
+        s = int(v.sum()), int(u.sum()), where(v)
+        v += 1
+        s""")
     first = seen(cell)
     for number in range(3):
         book.ok(f"u[0] = {number}")
@@ -180,7 +203,12 @@ def test_a_large_value_that_has_not_changed_goes_to_each_node_once(book: Noteboo
 
 
 def test_all_that_ranks_print_is_in_the_logs(book: Notebook) -> None:
-    outcome = book.ok("%%distributed\nfor i in range(20_000):\n    print('line', i)")
+    outcome = book.ok(
+        dedent("""\
+            %%distributed
+            for i in range(20_000):
+                print('line', i)""")
+    )
     assert "line 19999" in outcome.view
     for rank in (0, 3):
         lines = book.ok(f"%distributed_logs --rank {rank}").stdout.splitlines()
@@ -192,10 +220,17 @@ def test_the_environment_of_the_kernels_machine_stays_there(cluster: Cluster, tm
     with Notebook(tmp_path, env={"MY_API_KEY": "canary-4711"}) as book:
         book.ok("%load_ext jupyter_distrib")
         book.ok(f"%distributed_pool add lab --kind ray --address {cluster.address} --insecure --ranks 2")
-        book.ok("%distributed_pool use lab\nimport os\nos.environ['MINE'] = 'yes'")
+        book.ok(
+            dedent("""\
+                %distributed_pool use lab
+                import os
+                os.environ['MINE'] = 'yes'""")
+        )
         outcome = book.ok(
-            "%%distributed --env MORE=1\nimport os\n"
-            "(os.environ.get('MY_API_KEY'), os.environ['MINE'], os.environ['MORE'], 'PATH' in os.environ)"
+            dedent("""\
+                %%distributed --env MORE=1
+                import os
+                (os.environ.get('MY_API_KEY'), os.environ['MINE'], os.environ['MORE'], 'PATH' in os.environ)""")
         )
         assert outcome.result == "ranks 0-1: (None, 'yes', '1', True)"
 
@@ -206,12 +241,17 @@ def test_code_reaches_nodes_that_do_not_share_the_folder(cluster: Cluster, tmp_p
     (tmp_path / "package" / "__init__.py").write_text("x = 1\n")
     (tmp_path / "config.yaml").write_text("lr: 1\n")
     (tmp_path / "gone.txt").write_text("")
-    cell = (
-        "%%distributed\nimport os, helper, package\n"
-        "(helper.f(), package.x, open('config.yaml').read(), os.getcwd() == home, os.path.exists('gone.txt'))"
-    )
+    cell = dedent("""\
+        %%distributed
+        import os, helper, package
+        (helper.f(), package.x, open('config.yaml').read(), os.getcwd() == home, os.path.exists('gone.txt'))""")
     with Notebook(tmp_path) as book:
-        book.ok("%load_ext jupyter_distrib\nimport os\nhome = os.getcwd()")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import os
+                home = os.getcwd()""")
+        )
         book.ok(
             f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 2 --nodes 2 --copy-files"
         )
@@ -253,7 +293,12 @@ def test_cells_run_in_a_shared_folder_also_if_the_notebook_is_saved_while_the_no
 
 def test_cells_do_not_run_in_an_empty_folder_that_is_not_to_be_shared(cluster: Cluster, tmp_path: Path) -> None:
     with Notebook(tmp_path) as book:
-        book.ok("%load_ext jupyter_distrib\nimport os\nhome = os.getcwd()")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import os
+                home = os.getcwd()""")
+        )
         book.ok(f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 1 --copy-files")
         book.ok("%distributed_pool use far")
         assert book.ok("%%distributed\nimport os\nos.getcwd() == home").result == "rank 0: False"
@@ -264,7 +309,10 @@ def test_files_that_do_not_get_there_are_said(cluster: Cluster, tmp_path: Path) 
     (tmp_path / "data.bin").write_bytes(bytes(3 << 20))
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("")
-    look = "%%distributed\nimport os\nos.path.isfile('folder')"
+    look = dedent("""\
+        %%distributed
+        import os
+        os.path.isfile('folder')""")
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
         book.ok(f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 1 --copy-files")
@@ -295,7 +343,12 @@ def test_a_cell_that_a_node_cannot_take_fails_alone(cluster: Cluster, tmp_path: 
         book.ok("%load_ext jupyter_distrib")
         book.ok(f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 1 --copy-files")
         book.ok("%distributed_pool use far")
-        gone = "import os, shutil\nproject = os.path.dirname(os.getcwd())\nos.chdir('/')\nshutil.rmtree(project)\n"
+        gone = dedent("""\
+            import os, shutil
+            project = os.path.dirname(os.getcwd())
+            os.chdir('/')
+            shutil.rmtree(project)
+        """)
         book.ok(f"%%distributed --out projects\n{gone}open(project, 'w').close()\nproject")
         outcome = book.fails("%%distributed\nrank")
         assert re.search(
@@ -382,7 +435,10 @@ def test_nodes_get_the_packages_that_they_lack(cluster: Cluster, tmp_path: Path)
     name_it(cluster, folder)
     with Notebook(folder, python=str(python)) as book:
         book.ok("%load_ext jupyter_distrib")
-        cell = "%%distributed --ranks 2 --environment {}\nimport tinypkg\ntinypkg.version"
+        cell = dedent("""\
+            %%distributed --ranks 2 --environment {}
+            import tinypkg
+            tinypkg.version""")
         assert "the notebook has: tinypkg 1.2" in book.cell(cell.format("check"), timeout_s=150).text
         outcome = book.cell(cell.format("sync"), timeout_s=150)
     assert outcome.result == "ranks 0-1: '1.2'", outcome.text

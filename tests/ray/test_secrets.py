@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -55,6 +56,12 @@ def test_keys_are_seen_by_ranks_alone(cluster: Cluster, tmp_path: Path, runtime:
     )
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
-        outcome = book.cell("%%distributed\nimport os\n(os.environ['HF_TOKEN'], os.environ['MORE'])", timeout_s=150)
+        outcome = book.cell(
+            dedent("""\
+                %%distributed
+                import os
+                (os.environ['HF_TOKEN'], os.environ['MORE'])"""),
+            timeout_s=150,
+        )
         assert outcome.result.startswith(f"rank 0: ('{canary}', '"), outcome.text
         assert list(where(canary.encode(), since_s, runtime, cluster)) == []

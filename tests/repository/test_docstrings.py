@@ -1,5 +1,5 @@
-"""Docstrings of the package begin with a verb or a noun, and say it as a colleague would; read from the sources without
-importing them."""
+"""Docstrings of the package begin with a verb or a noun, and say it as a colleague would, as do its messages and the
+docs; read from the sources without importing them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNSPOKEN = re.compile(
     r"|\bthe (?:most|least) (?:seconds|bytes|characters|ranks|runs)\b|\bwho(?:ever)? (?:waits|wants|asks)\b",
     re.IGNORECASE,
 )
-"""Grammar that hides the subject or the object: nobody would say it aloud. Looked for in the first paragraph."""
+"""Grammar that hides the subject or the object: nobody would say it aloud."""
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.Constant]]:
@@ -111,7 +111,7 @@ def test_grammar_that_nobody_would_say_is_found(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        'def f():\n    """Return the ranks that are gone.\n\n    Those that are left go on."""',
+        'def f():\n    """Return the ranks that are gone.\n\n    The others go on."""',
         'def f():\n    """Return the thread that waits, by which runs are told apart."""',
         'TIMEOUT_S = 5.0\n"""Maximum seconds to wait."""',
     ],

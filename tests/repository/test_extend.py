@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -60,10 +61,17 @@ def test_the_strategy_of_the_docs_trains_in_a_cell(tmp_path: Path) -> None:
     (code,) = (block for block in code_of("strategies.md") if "class Averaged" in block)
     env = bring(tmp_path, "[jupyter_distrib.strategies]\naveraged = theirs:Averaged\n", theirs=code)
     with Notebook(tmp_path, env=env) as book:
-        book.ok("%load_ext jupyter_distrib\nimport torch, jupyter_distrib\nmodel = torch.nn.Linear(1, 1, bias=False)")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import torch, jupyter_distrib
+                model = torch.nn.Linear(1, 1, bias=False)""")
+        )
         outcome = book.ok(
-            "%%distributed --ranks 2 --strategy averaged --buffers --keep model\n"
-            "with torch.no_grad(): model.weight.fill_(1.0 + 2 * rank)\njupyter_distrib.prepare(model);"
+            dedent("""\
+                %%distributed --ranks 2 --strategy averaged --buffers --keep model
+                with torch.no_grad(): model.weight.fill_(1.0 + 2 * rank)
+                jupyter_distrib.prepare(model);""")
         )
         assert "models are averaged at the end" in outcome.view
         assert book.ok("%%distributed --strategy averaged\nmodel.weight.item()").result == "ranks 0-1: 2.0"
@@ -77,7 +85,12 @@ def test_a_pool_of_another_package_is_complete(tmp_path: Path) -> None:
     write_trusted(tmp_path, 'pool = "gentle"\n[pools.gentle]\nkind = "wrapped"\nthrough = "nice -n 1"\n')
     env = bring(tmp_path, "[jupyter_distrib.pools]\nwrapped = theirs:WrappedPool\n", theirs=code)
     with Notebook(tmp_path, env=env) as book:
-        book.ok("%load_ext jupyter_distrib\nimport os\nown = os.nice(0)")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import os
+                own = os.nice(0)""")
+        )
         assert book.ok("%%distributed --pool gentle --ranks 2\nos.nice(0) - own").result == "ranks 0-1: 1"
         assert (
             book.ok("%%distributed --ranks 2 --pool wrapped --through 'nice -n 2'\nos.nice(0) - own").result
@@ -113,7 +126,13 @@ def test_a_pool_of_hosts_of_another_package_needs_its_command_only(tmp_path: Pat
     program.chmod(0o755)
     bring(program.parent, "[jupyter_distrib.pools]\ndocker = theirs:DockerPool\n", theirs=code)
     with Notebook(tmp_path) as book:
-        book.ok(f"import sys\nsys.path.append({str(program.parent)!r})\n%load_ext jupyter_distrib\nx = 20")
+        book.ok(
+            dedent(f"""\
+                import sys
+                sys.path.append({str(program.parent)!r})
+                %load_ext jupyter_distrib
+                x = 20""")
+        )
         line = f"%%distributed --pool docker --docker {program} --python {sys.executable} --interface lo"
         two = f"{line} --hosts one,two --nodes 2 --ranks 2"
         assert book.ok(f"{two}\nx + rank").result == "rank 0: 20\nrank 1: 21"
@@ -123,7 +142,7 @@ def test_a_pool_of_hosts_of_another_package_needs_its_command_only(tmp_path: Pat
         refused = book.fails(f"{line} --hosts gone --ranks 1\n1").text
         assert "No such container: gone" in refused
         assert f"try `{program} exec -i gone {sys.executable} --version`" in refused
-        assert "needs hosts: write --hosts a,b" in book.fails(f"{line} --ranks 1\n1").text
+        assert "needs hosts" in book.fails(f"{line} --ranks 1\n1").text
         nowhere = line.replace(str(program), "nowhere")
         assert "the docker pool needs nowhere" in book.fails(f"{nowhere} --hosts one --ranks 1\n1").text
 
@@ -133,9 +152,17 @@ def test_the_observer_of_the_docs_writes_the_numbers_of_a_run(tmp_path: Path) ->
     (code,) = (block for block in code_of("writing-an-observer.md") if "class MetricsFile" in block)
     env = bring(tmp_path, "[jupyter_distrib.observers]\nmetrics_file = theirs:follow\n", theirs=code)
     with Notebook(tmp_path, env=env) as book:
-        book.ok("%load_ext jupyter_distrib\nimport os, jupyter_distrib\nos.environ['METRICS_FOLDER'] = 'numbers'")
+        book.ok(
+            dedent("""\
+                %load_ext jupyter_distrib
+                import os, jupyter_distrib
+                os.environ['METRICS_FOLDER'] = 'numbers'""")
+        )
         outcome = book.ok(
-            "%%distributed --ranks 2\njupyter_distrib.report(loss=0.5 * rank)\nos.path.basename(os.environ['METRICS_FILE'])"
+            dedent("""\
+                %%distributed --ranks 2
+                jupyter_distrib.report(loss=0.5 * rank)
+                os.path.basename(os.environ['METRICS_FILE'])""")
         )
         name = outcome.result.removeprefix("ranks 0-1: ").strip("'")
         rows = (tmp_path / "numbers" / name).read_text().splitlines()

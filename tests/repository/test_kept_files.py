@@ -23,7 +23,7 @@ OTHER_FILES = {
     "server/listener.py: os.open(os.devnull, os.O_RDONLY)": "a spare descriptor",
     "coordinator/relay.py: Path('/proc/sys/kernel/random/boot_id').read_text('ascii')": "the system's",
     "system/last_seen.py: Path('/proc/sys/kernel/random/boot_id').read_text('ascii')": "the system's",
-    "system/paths.py: os.open(path, flags | (os.O_TRUNC if emptied else 0), 384)": "the one way to write",
+    "system/paths.py: os.open(path, flags, 384)": "the one way to write",
 }
 """What else these modules open, and why that is no reading of a kept file."""
 

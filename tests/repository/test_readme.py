@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
@@ -103,7 +104,13 @@ def test_code_below_the_magic_has_colours() -> None:
         return {word.strip(): str(kind) for kind, word in module.CellLexer().get_tokens(code)}
 
     for first in ("%%distributed --gpus 2", "%%distributed", "%%distrib", "%%distributed_setup metrics"):
-        found = kinds(f"{first}\nfor x in data:\n    pass\n")
+        found = kinds(
+            dedent(f"""\
+                {first}
+                for x in data:
+                    pass
+            """)
+        )
         assert found[first] == "Token.Comment.Preproc"
         assert found["for"] == "Token.Keyword"
     assert kinds("for x in data: pass\n")["for"] == "Token.Keyword"

@@ -95,7 +95,10 @@ def test_a_compiled_function_is_compiled_on_the_rank(kernel: Kernel) -> None:
         def scaled(x): return x * factor
         assert scaled(torch.ones(1)).item() == 3
     """)
-    cell = "graphs.clear()\nfactor = 4\n(scaled(torch.ones(2)).tolist(), len(graphs), scaled.__name__)"
+    cell = dedent("""\
+        graphs.clear()
+        factor = 4
+        (scaled(torch.ones(2)).tolist(), len(graphs), scaled.__name__)""")
     assert kernel.run(cell) == ([4, 4], 1, "scaled")
     assert len(kernel["graphs"]) == 1
 
@@ -185,13 +188,24 @@ def test_recursive_functions_closures_decorators_and_methods_travel(kernel: Kern
 def test_functions_of_the_shell_stay_in_the_kernel(kernel: Kernel) -> None:
     kernel.cell("def shell(): return get_ipython()\ndef op(): return open")
     ipython: dict[str, Any] = {"__name__": "IPython.core.interactiveshell", "lock": threading.Lock()}
-    exec("class Shell:\n    def get_ipython(self): return self\n    def __reduce__(self): return lock", ipython)
+    exec(
+        dedent("""\
+            class Shell:
+                def get_ipython(self): return self
+                def __reduce__(self): return lock"""),
+        ipython,
+    )
     kernel.namespace["get_ipython"] = ipython["Shell"]().get_ipython
     assert kernel.run("'get_ipython' in globals(), callable(shell)") == (False, True)
 
 
 def test_a_function_of_the_kernel_comes_back_as_itself(kernel: Kernel) -> None:
-    kernel.cell("x = 1\ndef f(): return x\ng = lambda: f()")
+    kernel.cell(
+        dedent("""\
+            x = 1
+            def f(): return x
+            g = lambda: f()""")
+    )
     value = kernel.run("x = 99\n[f, g, {'f': f}]")
     assert value[0] is kernel["f"]
     assert value[1] is kernel["g"]
@@ -218,7 +232,12 @@ def test_a_function_of_the_cell_has_globals_of_its_own(kernel: Kernel) -> None:
 
 
 def test_a_function_of_an_earlier_cell_can_be_captured_again(kernel: Kernel) -> None:
-    kernel.namespace["h"] = kernel.run("y = 5\ndef h(): return y\nh")
+    kernel.namespace["h"] = kernel.run(
+        dedent("""\
+            y = 5
+            def h(): return y
+            h""")
+    )
     assert kernel.run("h() + 1") == 6
     assert kernel.run("h") is kernel["h"]
 
@@ -324,7 +343,13 @@ def test_cloudpickle_alone_would_change_the_notebooks_class(kernel: Kernel) -> N
 
 
 def test_methods_and_bound_methods_of_notebook_classes_come_back_as_its_own(kernel: Kernel) -> None:
-    kernel.cell("class A:\n    def f(self): return 'old'\n    @classmethod\n    def c(cls): return cls")
+    kernel.cell(
+        dedent("""\
+            class A:
+                def f(self): return 'old'
+                @classmethod
+                def c(cls): return cls""")
+    )
     method, bound, klass = kernel.run("A.f = A.f; [A.f, A().f, A.c]")
     assert method is kernel["A"].f
     assert bound.__func__ is kernel["A"].f
@@ -332,7 +357,12 @@ def test_methods_and_bound_methods_of_notebook_classes_come_back_as_its_own(kern
 
 
 def test_a_class_patched_on_the_rank_is_whole_again_in_the_next_run(kernel: Kernel) -> None:
-    kernel.cell("class A:\n    size = 1\n    def f(self): return 'f'")
+    kernel.cell(
+        dedent("""\
+            class A:
+                size = 1
+                def f(self): return 'f'""")
+    )
     kernel.run("A.size = 7; A.extra = 1; keep = payload_kept(A); del A.f", payload_kept=notebook_kept)
     assert kernel.run("(A.size, hasattr(A, 'extra'), A().f())") == (1, False, "f")
     assert kernel["A"].size == 1
@@ -345,7 +375,12 @@ def notebook_kept(cls: type) -> bool:
 
 
 def test_a_class_changed_in_the_notebook_is_sent_as_it_is_now(kernel: Kernel) -> None:
-    kernel.cell("class A:\n    def f(self): return 'old'\n    gone = 1")
+    kernel.cell(
+        dedent("""\
+            class A:
+                def f(self): return 'old'
+                gone = 1""")
+    )
     kernel.run("payload_kept(A)", payload_kept=notebook_kept)
     kernel.cell("A.f = lambda self: 'new'\ndel A.gone")
     assert kernel.run("(A().f(), hasattr(A, 'gone'))") == ("new", False)
@@ -377,9 +412,21 @@ def test_a_class_of_the_cell_is_one_class_for_all_ranks(kernel: Kernel) -> None:
 
 
 def test_the_second_rank_does_not_change_the_class_that_the_first_brought(kernel: Kernel) -> None:
-    one = kernel.run("class A:\n    n = 1\nA()")
+    one = kernel.run(
+        dedent("""\
+            class A:
+                n = 1
+            A()""")
+    )
     type(one).n = 2
-    two = kernel.run("class A:\n    n = 1\nA()", rank=1, same_run=True)
+    two = kernel.run(
+        dedent("""\
+            class A:
+                n = 1
+            A()"""),
+        rank=1,
+        same_run=True,
+    )
     assert type(two) is type(one)
     assert type(one).n == 2
 
@@ -397,19 +444,35 @@ def test_ranks_that_define_different_classes_of_one_name_get_two(kernel: Kernel)
 
 
 def test_classes_of_one_definition_made_twice_stay_two(kernel: Kernel) -> None:
-    one, two = kernel.run("def make():\n    class A: pass\n    return A\nmake(), make()")
+    one, two = kernel.run(
+        dedent("""\
+            def make():
+                class A: pass
+                return A
+            make(), make()""")
+    )
     assert one is not two
 
 
 def test_a_class_of_the_cell_can_be_captured_and_returned_again(kernel: Kernel) -> None:
-    kernel.namespace["thing"] = kernel.run("class A:\n    n = 1\nA()")
+    kernel.namespace["thing"] = kernel.run(
+        dedent("""\
+            class A:
+                n = 1
+            A()""")
+    )
     again = kernel.run("thing", rank=1)
     assert type(again) is type(kernel["thing"])
     assert type(kernel.run("thing")) is type(kernel["thing"])
 
 
 def test_init_subclass_of_a_notebook_class_is_not_run_again_for_what_is_known(kernel: Kernel) -> None:
-    kernel.cell("class Base:\n    seen = []\n    def __init_subclass__(cls): Base.seen.append(cls.__name__)")
+    kernel.cell(
+        dedent("""\
+            class Base:
+                seen = []
+                def __init_subclass__(cls): Base.seen.append(cls.__name__)""")
+    )
     kernel.run_on_both("class Sub(Base): pass\nSub()")
     assert kernel["Base"].seen == ["Sub"]
 
@@ -718,8 +781,14 @@ def module_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module in a folder in which nothing is looked for. It is not loaded."""
     file = tmp_path / "only_here.py"
     file.write_text(
-        "import math\nBASE = 5\ndef add(x): return math.floor(x) + BASE\n"
-        "class Part:\n    v = 7\n    def add(self, x): return add(x) + self.v\n"
+        dedent("""\
+            import math
+            BASE = 5
+            def add(x): return math.floor(x) + BASE
+            class Part:
+                v = 7
+                def add(self, x): return add(x) + self.v
+        """)
     )
     monkeypatch.setitem(sys.modules, "only_here", types.ModuleType("only_here"))
     return file

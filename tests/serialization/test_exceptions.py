@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from jupyter_distrib.serialization import exceptions
@@ -38,7 +40,14 @@ def test_an_exception_comes_back_as_its_own_type(kernel: Kernel, raised: str, me
         class MyOS(OSError):
             def __init__(self, *args, extra=1): super().__init__(*args); self.extra = extra
     """)
-    _, error = kernel.reply(f"import threading\ntry:\n    1 / 0\nexcept Exception as e:\n    raise {raised} from e")
+    _, error = kernel.reply(
+        dedent(f"""\
+            import threading
+            try:
+                1 / 0
+            except Exception as e:
+                raise {raised} from e""")
+    )
     assert type(error).__name__ == raised.partition("(")[0]
     assert str(error) == message
     assert type(error) is kernel.namespace.get(type(error).__name__, type(error))
@@ -49,7 +58,13 @@ def test_an_exception_comes_back_as_its_own_type(kernel: Kernel, raised: str, me
 
 def test_an_exception_keeps_its_type_without_what_cannot_be_pickled(kernel: Kernel) -> None:
     _, error = kernel.reply(
-        "import threading\ne = OSError('text')\ne.lock = (i for i in ())\ne.n = 1\ne.add_note('see')\nraise e"
+        dedent("""\
+            import threading
+            e = OSError('text')
+            e.lock = (i for i in ())
+            e.n = 1
+            e.add_note('see')
+            raise e""")
     )
     assert (type(error), str(error), error.n, error.__notes__) == (OSError, "text", 1, ["see"])
     assert not hasattr(error, "lock")

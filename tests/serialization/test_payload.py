@@ -8,6 +8,7 @@ import os
 import pickle
 import time
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -89,7 +90,13 @@ def test_only_the_items_that_cannot_be_pickled_are_replaced(kernel: Kernel) -> N
 
 
 def test_a_value_that_cannot_be_pickled_at_all_is_a_placeholder(kernel: Kernel) -> None:
-    value = kernel.run("class A:\n    def __reduce__(self): raise ValueError('no')\n    def __repr__(self): 1/0\nA()")
+    value = kernel.run(
+        dedent("""\
+            class A:
+                def __reduce__(self): raise ValueError('no')
+                def __repr__(self): 1/0
+            A()""")
+    )
     assert isinstance(value, payload.Unreturned)
     assert (value.type_name, value.reason) == ("A", "no")
     assert value.short.startswith("<A")
@@ -101,8 +108,11 @@ def test_a_value_that_cannot_be_pickled_at_all_is_a_placeholder(kernel: Kernel) 
 
 def test_a_value_that_fails_in_the_notebook_is_a_placeholder_too(kernel: Kernel) -> None:
     value = kernel.run(
-        "import sys, types\nm = sys.modules['only_here'] = types.ModuleType('only_here')\n"
-        "exec('class A: pass', m.__dict__)\nm.A()"
+        dedent("""\
+            import sys, types
+            m = sys.modules['only_here'] = types.ModuleType('only_here')
+            exec('class A: pass', m.__dict__)
+            m.A()""")
     )
     assert isinstance(value, payload.Unreturned)
     assert "only_here" in value.reason

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -296,7 +297,12 @@ def test_quantized_meta_and_subclass_tensors_survive(kernel: Kernel) -> None:
     back = kernel.run("given", given=meta)
     assert (back.device.type, back.shape) == ("meta", (3, 4))
     kernel.namespace["torch"] = torch
-    kernel.cell("class Tagged(torch.Tensor): pass\nt = torch.ones(3).as_subclass(Tagged)\nt.tag = 'x'")
+    kernel.cell(
+        dedent("""\
+            class Tagged(torch.Tensor): pass
+            t = torch.ones(3).as_subclass(Tagged)
+            t.tag = 'x'""")
+    )
     back = kernel.run("t")
     assert (type(back), back.tag) == (kernel["Tagged"], "x")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -31,7 +32,12 @@ def book(bed: SlurmBed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 @pytest.mark.parametrize(("where", "how"), [pytest.param(*case, id=" ".join(case)) for case in crash_cases.FEW])
 def test_the_rank_at_fault_is_named_and_the_next_cell_is_good(book: Notebook, where: str, how: str) -> None:
     crash_cases.run(book, where, how, 1, line="%%distributed --strategy ddp")
-    good = "%%distributed --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+    good = dedent("""\
+        %%distributed --strategy ddp
+        import torch, torch.distributed as dist
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        int(t)""")
     assert book.cell(good, timeout_s=60).result == "ranks 0-1: 2"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from ast import literal_eval
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_a_run_begins_on_the_node_that_is_free_and_grows_over_the_next(
             book.start(counting(f"{size} --grow-after 1"))
             book.until(f"has {few}", 100)
             jobs = bed.jobs()
-        book.until(f"grown from {few} to {most} ranks on 2 nodes at step ", 100)
+        book.until(f"{few} to {most} ranks on 2 nodes", 100)
         book.until(f"has {most}", 60)
         (tmp_path / "end").touch()
         ended = book.finish()
@@ -42,6 +43,11 @@ def test_a_run_begins_on_the_node_that_is_free_and_grows_over_the_next(
         assert len(jobs) >= 2
         if most == 8:
             assert len(bed.jobs()) == 3, "the run's first job, its room there, and the one for what came free"
-        book.ok(f"%%distributed {size} --out where\nimport socket\nsocket.gethostname()")
+        book.ok(
+            dedent(f"""\
+                %%distributed {size} --out where
+                import socket
+                socket.gethostname()""")
+        )
         assert sorted(literal_eval(book.ok("[*where]").result)) == [*["n1"] * (most // 2), *["n2"] * (most // 2)]
     assert bed.left() == ""

@@ -92,7 +92,10 @@ def test_a_detached_run_holds_its_allocation_and_only_that_long(bed: SlurmBed, t
     assert bed.left() == ""
     flag = tmp_path / "flag"
     with client(idle="5") as one:
-        source = "import os, time\nwhile not os.path.exists(flag):\n    time.sleep(0.01)"
+        source = dedent("""\
+            import os, time
+            while not os.path.exists(flag):
+                time.sleep(0.01)""")
         run = one.start(one.group(1), source, inputs={"flag": str(flag)}, detached=True, label="train")
         one.wait(m.Started)
     with client(idle="5") as other:
@@ -261,7 +264,13 @@ def test_a_job_that_is_cancelled_ends_the_cell_with_slurms_words(bed: SlurmBed) 
     with client(nodes="2") as one:
         group = one.group(2)
         thread = one.when(m.Started, lambda _: [bed.output("scancel", job) for job in bed.jobs()])
-        one.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
+        one.run(
+            group,
+            dedent("""\
+                import time
+                while True:
+                    time.sleep(0.01)"""),
+        )
         thread.join(60)
         reason = one.wait(m.WorkerGroupClosed).reason
         assert re.match(r"node n\d was lost: job \d+ was cancelled: its connection has ended \(", reason), reason
@@ -273,7 +282,13 @@ def test_a_node_that_fails_is_named_as_such(bed: SlurmBed) -> None:
         down = ("scontrol", "update", "nodename=n2", "state=down", "reason=test")
         try:
             thread = one.when(m.Started, lambda _: bed.output(*down))
-            one.run(group, "import time\nwhile True:\n    time.sleep(0.01)")
+            one.run(
+                group,
+                dedent("""\
+                    import time
+                    while True:
+                        time.sleep(0.01)"""),
+            )
             thread.join(60)
             assert re.search(r"was lost: job \d+ has lost a node: ", reason := one.wait(m.WorkerGroupClosed).reason), (
                 reason
@@ -361,7 +376,13 @@ def test_an_idle_allocation_is_given_back_in_time(bed: SlurmBed, tmp_path: Path)
         book.ok("%load_ext jupyter_distrib")
         for _ in range(2):
             before = bed.all_jobs()
-            book.ok("%%distributed --ranks 2\nimport torch, torch.distributed as dist\nx = torch.ones(1000)\nx.sum()")
+            book.ok(
+                dedent("""\
+                    %%distributed --ranks 2
+                    import torch, torch.distributed as dist
+                    x = torch.ones(1000)
+                    x.sum()""")
+            )
             assert bed.left(12) == ""
             assert len(bed.all_jobs() - before) == 1
 
@@ -370,9 +391,7 @@ def test_a_time_limit_that_is_near_is_reported(bed: SlurmBed) -> None:
     with client(nodes="1", time="4") as one:
         group = one.group(1)
         [note] = one.run(group, "1").of(m.Noted)
-        assert re.fullmatch(r"the time limit ends these ranks in 3 min \d+ s: save what you need.", note.text), (
-            note.text
-        )
+        assert re.fullmatch(r"these ranks reach the time limit in 3 min \d+ s: save your work.", note.text), note.text
         one.close_group(group)
 
 
@@ -427,7 +446,11 @@ def test_nodes_get_the_packages_that_they_lack(bed: SlurmBed, tmp_path: Path) ->
     with Notebook(tmp_path, env, python=str(tmp_path / "env" / "bin" / "python")) as book:
         book.ok("%load_ext jupyter_distrib")
         outcome = book.cell(
-            "%%distributed\nimport socket, tinypkg\n(socket.gethostname(), tinypkg.version)", timeout_s=100
+            dedent("""\
+                %%distributed
+                import socket, tinypkg
+                (socket.gethostname(), tinypkg.version)"""),
+            timeout_s=100,
         )
         assert outcome.result == "rank 0: ('n1', '1.2')\nrank 1: ('n2', '1.2')", outcome.text
         assert "being installed: tinypkg 1.2" in outcome.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -59,7 +60,12 @@ def test_a_pipeline_that_two_workers_have_fitted_is_evaluated(fitted: Notebook) 
 
 
 def test_a_model_is_loaded_under_this_torch(fitted: Notebook) -> None:
-    fitted.ok("import os\npath = os.path.abspath('saved')\nmodel.save(path)")
+    fitted.ok(
+        dedent("""\
+            import os
+            path = os.path.abspath('saved')
+            model.save(path)""")
+    )
     refused = fitted.cell("PipelineModel.load(path)", 60)
     assert "weights_only" in refused.text.lower() or refused.status == "ok"
     outcome = fitted.cell(

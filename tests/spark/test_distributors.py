@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -96,7 +97,12 @@ def train():
 """)
     for distributor in (LOCAL, TASKS):
         outcome = book.cell(
-            f"try:\n    {distributor}.run(train)\nexcept RuntimeError as error:\n    caught = error", 120
+            dedent(f"""\
+                try:
+                    {distributor}.run(train)
+                except RuntimeError as error:
+                    caught = error"""),
+            120,
         )
         assert outcome.status == "ok", outcome.text
         assert book.ok("type(caught.__cause__) is Broken, str(caught.__cause__)").result == "(True, 'no data')"
@@ -130,11 +136,18 @@ frame = spark.range(8).repartitionByRange(2, "id")
 
 def test_pysparks_own_class_runs_in_a_one_rank_cell(book: Notebook) -> None:
     outcome = book.cell(
-        "%%distributed --ranks 1\nfrom pyspark.sql import SparkSession\n"
-        "from pyspark.ml.torch.distributor import TorchDistributor\n"
-        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', False).getOrCreate()\n"
-        "def train():\n    import os\n    print('live from ' + os.environ['RANK'], flush=True)\n    return 7\n"
-        "value = TorchDistributor(2, local_mode=True, use_gpu=False).run(train)\nspark.stop()\nvalue",
+        dedent("""\
+            %%distributed --ranks 1
+            from pyspark.sql import SparkSession
+            from pyspark.ml.torch.distributor import TorchDistributor
+            spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', False).getOrCreate()
+            def train():
+                import os
+                print('live from ' + os.environ['RANK'], flush=True)
+                return 7
+            value = TorchDistributor(2, local_mode=True, use_gpu=False).run(train)
+            spark.stop()
+            value"""),
         300,
     )
     assert outcome.result == "rank 0: 7", outcome.text
@@ -166,7 +179,13 @@ def test_a_file_gets_deepspeeds_arguments_behind_its_own(book: Notebook) -> None
 
 @pytest.mark.parametrize("distributor", [LOCAL, TASKS])
 def test_an_interrupt_stops_a_distributor(book: Notebook, distributor: str) -> None:
-    book.start(f"def train():\n    print('it is on')\n    time.sleep(300)\n{distributor}.run(train)")
+    book.start(
+        dedent(f"""\
+            def train():
+                print('it is on')
+                time.sleep(300)
+            {distributor}.run(train)""")
+    )
     book.until("it is on", 250)
     book.interrupt()
     outcome = book.finish(60)
@@ -179,11 +198,19 @@ def test_an_interrupt_stops_a_distributor(book: Notebook, distributor: str) -> N
 
 def test_an_interrupt_stops_the_ranks_of_a_cell_while_a_session_lives_in_the_kernel(book: Notebook) -> None:
     """Spark's handler of SIGINT holds in the very cell that makes the session."""
-    book.ok("def train():\n    print('it is on', flush=True)\n    while True: time.sleep(1)")
+    book.ok(
+        dedent("""\
+            def train():
+                print('it is on', flush=True)
+                while True: time.sleep(1)""")
+    )
     book.start(
-        "import signal\nspark.stop()\nspark = builder.getOrCreate()\n"
-        "assert signal.getsignal(signal.SIGINT).__name__ == 'signal_handler'\n"
-        "jupyter_distrib.distributed(ranks=2)(train).distributed()"
+        dedent("""\
+            import signal
+            spark.stop()
+            spark = builder.getOrCreate()
+            assert signal.getsignal(signal.SIGINT).__name__ == 'signal_handler'
+            jupyter_distrib.distributed(ranks=2)(train).distributed()""")
     )
     book.until("it is on", 250)
     book.interrupt()
@@ -200,8 +227,11 @@ def test_a_run_in_local_tasks_shows_no_encoded_lines(tmp_path: Path) -> None:
         book.ok("%load_ext jupyter_distrib")
         book.ok("from pyspark.sql import SparkSession\nspark = SparkSession.builder.master('local[2]').getOrCreate()")
         shown = book.ok(
-            "from jupyter_distrib.compat.spark import TorchDistributor\ndef train():\n    print('hello')\n"
-            "TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(train)"
+            dedent("""\
+                from jupyter_distrib.compat.spark import TorchDistributor
+                def train():
+                    print('hello')
+                TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(train)""")
         )
         assert "[0-1] hello" in shown.view
         assert " V AAAA" not in shown.text + shown.stdout + shown.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -27,8 +28,13 @@ def book(cells: Notebook) -> Notebook:
 @patient
 def test_a_cell_meets_over_both_executors_of_a_local_cluster(book: Notebook) -> None:
     outcome = book.cell(
-        "%%distributed --strategy ddp\nimport os, torch, torch.distributed as dist\nt = torch.ones(1)\n"
-        "dist.all_reduce(t)\nprint('of rank', rank)\n(rank, int(t), int(os.environ['NODE_RANK']), local_rank)",
+        dedent("""\
+            %%distributed --strategy ddp
+            import os, torch, torch.distributed as dist
+            t = torch.ones(1)
+            dist.all_reduce(t)
+            print('of rank', rank)
+            (rank, int(t), int(os.environ['NODE_RANK']), local_rank)"""),
         timeout_s=START_S,
     )
     assert outcome.result.splitlines() == [f"rank {rank}: ({rank}, 4, {rank // 2}, {rank % 2})" for rank in range(4)], (
@@ -70,14 +76,26 @@ def test_the_kernel_loads_neither_ray_nor_spark(book: Notebook) -> None:
 @patient
 def test_ranks_do_not_see_what_spark_and_ray_have_set(book: Notebook) -> None:
     names = "[name for name in os.environ if name.startswith(('RAY_', 'SPARK_', 'PYSPARK_', 'PYTHON'))]"
-    outcome = book.cell(f"%%distributed\nimport os, sys\n{names}, [p for p in sys.path if 'pyspark' in p]", START_S)
+    outcome = book.cell(
+        dedent(f"""\
+            %%distributed
+            import os, sys
+            {names}, [p for p in sys.path if 'pyspark' in p]"""),
+        START_S,
+    )
     assert outcome.result == "ranks 0-3: (['PYTHONHASHSEED', 'PYTHONPATH'], [])", outcome.text
 
 
 @slow
 @patient
 def test_an_interrupt_and_an_exception_are_those_of_every_pool(book: Notebook) -> None:
-    book.start("%%distributed\nimport time\nprint('it is on', flush=True)\nwhile True: time.sleep(1)")
+    book.start(
+        dedent("""\
+            %%distributed
+            import time
+            print('it is on', flush=True)
+            while True: time.sleep(1)""")
+    )
     book.until("it is on", START_S)
     book.interrupt()
     assert book.finish(30).ename == "KeyboardInterrupt"

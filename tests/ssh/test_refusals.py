@@ -229,7 +229,7 @@ def test_a_host_that_cannot_be_used_is_left_out_and_said(bed: Bed, tmp_path: Pat
 def test_ranks_for_two_nodes_are_not_put_on_the_one_that_is_left(bed: Bed) -> None:
     said = refusal(bed, hosts="host1,no-such-host.invalid", nodes="2")
     assert said.startswith("2 ranks on 2 hosts are asked for, and only host1 can be used: leave nodes out"), said
-    assert "there is no host no-such-host.invalid" in said
+    assert "there is no host" in said
 
 
 def test_another_torch_there(bed: Bed, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ast import literal_eval
+from textwrap import dedent
 
 import pytest
 
@@ -144,7 +145,10 @@ def test_steps_over_two_loaders_at_once_count_once(book: Notebook) -> None:
     both = BUFFERED.format(kept="list(loader)", read="zip(loader, loader)").replace(
         "for (x,) in zip", "for (x,), _ in zip"
     )
-    cell = both + "\nfor (x,) in batches:\n    model(x).pow(2).mean().backward()\n    optimizer.step()"
+    cell = both + dedent("""
+        for (x,) in batches:
+            model(x).pow(2).mean().backward()
+            optimizer.step()""")
 
     assert "where nothing was trained" not in book.ok(DDP + cell).view
 

@@ -1,7 +1,9 @@
-"""Loaders that are met again: in the next cell with a model that an evaluation has left in eval mode, and made anew for
-each epoch. Real kernels, real ranks."""
+"""Loaders that are met again: in the next cell with a model that an evaluation has left in eval mode, made anew for each
+epoch, and with a generator that the cell seeds, saves and restores. Real kernels, real ranks."""
 
 from __future__ import annotations
+
+from textwrap import dedent
 
 import pytest
 

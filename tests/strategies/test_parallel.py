@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -180,9 +181,11 @@ sorted({{name.split(".")[1] for name in ours if "experts" in name}}), max((ours[
 def test_what_does_not_fit_is_said_in_a_sentence(
     shared_notebook: Notebook, mesh: str, code: str, sentence: str
 ) -> None:
-    start = (
-        f"%%distributed --ranks 2 --strategy tp --mesh {mesh}\nimport torch\nfrom jupyter_distrib.parallel import *\n"
-    )
+    start = dedent(f"""\
+        %%distributed --ranks 2 --strategy tp --mesh {mesh}
+        import torch
+        from jupyter_distrib.parallel import *
+    """)
     assert sentence in shared_notebook.fails(start + code).text
 
 

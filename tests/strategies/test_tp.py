@@ -4,6 +4,7 @@ kernels."""
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 
 import pytest
 
@@ -62,8 +63,11 @@ def book(shared_notebook: Notebook) -> Notebook:
 def test_a_plan_over_the_mesh_gives_what_one_process_gives(book: Notebook) -> None:
     book.ok("alone = build()\nexpected = train(alone, 8)")
     book.ok(
-        "%%distributed --ranks 2 --strategy tp --out out\nmodel = parallelize_module(build(), mesh['model'], PLAN)\n"
-        "losses = train(model, 8)\nlosses, model.state_dict(), local(model.up.weight).shape[0]"
+        dedent("""\
+            %%distributed --ranks 2 --strategy tp --out out
+            model = parallelize_module(build(), mesh['model'], PLAN)
+            losses = train(model, 8)
+            losses, model.state_dict(), local(model.up.weight).shape[0]""")
     )
 
     shown = book.ok(
@@ -87,11 +91,12 @@ def test_two_dimensions_with_4_ranks_are_sharded_and_parallel_and_can_be_saved(b
 
     assert "Net sharded: 1/2 of 506 parameters on each rank" in text
     shown = book.ok(
-        "mean = [(a + b) / 2 for a, b in zip(out[0][0], out[2][0])]\n"
-        "again = Net(); jupyter_distrib.load('both', model=again)\n"
-        "print([each[2] for each in out], [each[3] for each in out], type(out[0][1]) is Net, out[0][0] == out[1][0],\n"
-        "      all(torch.equal(again.state_dict()[k], v) for k, v in out[0][1].state_dict().items()),\n"
-        "      max((again.state_dict()[k] - v).abs().max().item() for k, v in alone.state_dict().items()) < 1e-2)"
+        dedent("""\
+            mean = [(a + b) / 2 for a, b in zip(out[0][0], out[2][0])]
+            again = Net(); jupyter_distrib.load('both', model=again)
+            print([each[2] for each in out], [each[3] for each in out], type(out[0][1]) is Net, out[0][0] == out[1][0],
+                  all(torch.equal(again.state_dict()[k], v) for k, v in out[0][1].state_dict().items()),
+                  max((again.state_dict()[k] - v).abs().max().item() for k, v in alone.state_dict().items()) < 1e-2)""")
     )
     assert shown.stdout == "[48, 48, 48, 48] [0, 0, 1, 1] True True True True\n"
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -215,13 +216,15 @@ def test_a_variable_of_the_users_own_is_not_a_job() -> None:
 
 def test_who_removes_the_variables_of_a_job_stays_in_it() -> None:
     """Notebooks do that before they load the extension, so that a library does not take them for a step of the job."""
-    program = (
-        "import os, subprocess, sys\nfrom jupyter_distrib.system import confinement\n"
-        "del os.environ['SLURM_JOB_ID']\n"
-        "print(confinement.place().job, confinement.job_variables())\n"
-        "child = subprocess.Popen(['sleep', '60'], env={**os.environ, **confinement.job_variables()})\n"
-        "print(confinement.is_here(child.pid))\nchild.kill()\nchild.wait()"
-    )
+    program = dedent("""\
+        import os, subprocess, sys
+        from jupyter_distrib.system import confinement
+        del os.environ['SLURM_JOB_ID']
+        print(confinement.place().job, confinement.job_variables())
+        child = subprocess.Popen(['sleep', '60'], env={**os.environ, **confinement.job_variables()})
+        print(confinement.is_here(child.pid))
+        child.kill()
+        child.wait()""")
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "SLURM_JOB_ID": "7"}, cwd=Path(__file__).parents[2],
         capture_output=True, text=True, check=True,

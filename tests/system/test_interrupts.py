@@ -11,6 +11,7 @@ import threading
 import time
 import types
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -117,7 +118,13 @@ def test_other_threads_go_on_as_they_are() -> None:
 
 def imported(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *, library: bool) -> None:
     """Import a module in whose midst Stop is pressed; afterwards it has the name `whole`."""
-    (folder / f"{name}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
+    (folder / f"{name}.py").write_text(
+        dedent("""\
+            import signal
+            signal.raise_signal(signal.SIGINT)
+            whole = True
+        """)
+    )
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(file_owner, "LIBRARY_FOLDERS", (f"{folder}{os.sep}",) if library else ())
     with interrupts.WholeImports():

@@ -12,6 +12,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -38,10 +39,10 @@ def as_it_was() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_fresh_program_has_nothing_to_tell() -> None:
-    program = (
-        "import numpy, torch, logging\nfrom jupyter_distrib.libraries import settings as library_settings\n"
-        "print(library_settings.state().values, [*library_settings.state().stay])"
-    )
+    program = dedent("""\
+        import numpy, torch, logging
+        from jupyter_distrib.libraries import settings as library_settings
+        print(library_settings.state().values, [*library_settings.state().stay])""")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "{} []\n"
 
@@ -83,20 +84,31 @@ def test_ranks_have_what_the_notebook_has_set(notebook: Notebook) -> None:
     own = "__import__('jupyter_distrib.libraries.settings', fromlist=['']).state().values"
     assert notebook.ok(own).result == "{}"  # what a kernel's own libraries set costs each new rank a millisecond
     notebook.ok(
-        "import os, logging, torch, numpy\ntorch.set_default_dtype(torch.float64)\n"
-        "numpy.set_printoptions(precision=2)\nlogging.basicConfig(level=logging.INFO, format='mine %(message)s')\n"
-        "os.environ['TZ'] = 'Asia/Tokyo'"
+        dedent("""\
+            import os, logging, torch, numpy
+            torch.set_default_dtype(torch.float64)
+            numpy.set_printoptions(precision=2)
+            logging.basicConfig(level=logging.INFO, format='mine %(message)s')
+            os.environ['TZ'] = 'Asia/Tokyo'""")
     )
 
     there = notebook.ok(
-        "%%distributed --ranks 2\nimport logging, time, numpy, torch\nlogging.info('heard')\n"
-        "str(torch.ones(1).dtype), str(numpy.array([1 / 3])), time.tzname[0]"
+        dedent("""\
+            %%distributed --ranks 2
+            import logging, time, numpy, torch
+            logging.info('heard')
+            str(torch.ones(1).dtype), str(numpy.array([1 / 3])), time.tzname[0]""")
     )
     assert there.result == "ranks 0-1: ('torch.float64', '[0.33]', 'JST')"
     assert "mine heard" in there.view
 
     notebook.ok("torch.set_default_dtype(torch.float32); del os.environ['TZ']")
-    back = notebook.ok("%%distributed --ranks 2\nimport time, torch\nstr(torch.ones(1).dtype), time.tzname[0] == 'JST'")
+    back = notebook.ok(
+        dedent("""\
+            %%distributed --ranks 2
+            import time, torch
+            str(torch.ones(1).dtype), time.tzname[0] == 'JST'""")
+    )
     assert back.result == "ranks 0-1: ('torch.float32', False)"
 
 
@@ -220,7 +232,10 @@ def test_a_library_makes_a_logger_of_its_own_class_on_a_rank_too(notebook: Noteb
         assert Path("own_logger.py").write_text(text)
         import own_logger
         own_logger.log.setLevel(40)""")
-    cell = "%%distributed --ranks 1\nimport own_logger\n(type(own_logger.log).__name__, own_logger.log.level)"
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import own_logger
+        (type(own_logger.log).__name__, own_logger.log.level)""")
     for _ in range(2):
         assert notebook.ok(cell).result == "rank 0: ('Own', 40)"
     notebook.ok("own_logger.log.setLevel(20)")
@@ -264,11 +279,10 @@ def test_loggers_of_libraries_are_not_said_to_stay(
     ],
 )  # fmt: skip
 def test_functions_and_filters_are_said_to_stay(code: str, sentence: str) -> None:
-    program = (
-        f"import json, logging; log = logging.getLogger('mine'); {code}\n"
-        "from jupyter_distrib.libraries import settings\n"
-        "print(json.dumps([settings.state().values.get('logging', {}).get('loggers', {}), [*settings.state().stay]]))"
-    )
+    program = dedent(f"""\
+        import json, logging; log = logging.getLogger('mine'); {code}
+        from jupyter_distrib.libraries import settings
+        print(json.dumps([settings.state().values.get('logging', {{}}).get('loggers', {{}}), [*settings.state().stay]]))""")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     loggers, told = json.loads(done.stdout)
 
@@ -292,7 +306,12 @@ def test_a_setting_that_a_rank_cannot_have_is_said_and_the_cell_runs(notebook: N
         "settings.state = lambda: settings.State(values={'numpy errors': {'divide': 'no such word'}}, stay=())"
     )
 
-    outcome = notebook.ok("%%distributed --ranks 1\nimport numpy\n'ran'")
+    outcome = notebook.ok(
+        dedent("""\
+            %%distributed --ranks 1
+            import numpy
+            'ran'""")
+    )
 
     assert outcome.result == "rank 0: 'ran'"
     assert "the notebook's setting of numpy errors cannot be set on this rank" in outcome.view

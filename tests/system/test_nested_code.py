@@ -1,4 +1,4 @@
-"""The names in code, however deep they are nested."""
+"""The names in code, however deep they are nested, and the functions that decorated ones wrap."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -243,11 +244,13 @@ def test_a_runtime_folder_that_everybody_can_write_to_is_not_used(
 
 def test_a_socket_path_that_is_too_long_is_said(tmp_path: Path) -> None:
     folder = tmp_path / ("y" * 100)
-    program = (
-        "from jupyter_distrib.pools.server_home import Home\n"
-        "from jupyter_distrib.errors import PoolError\n"
-        "try:\n    Home.of('').reach()\nexcept PoolError as error:\n    print(error)"
-    )
+    program = dedent("""\
+        from jupyter_distrib.pools.server_home import Home
+        from jupyter_distrib.errors import PoolError
+        try:
+            Home.of('').reach()
+        except PoolError as error:
+            print(error)""")
     env = {**os.environ, "JUPYTER_DISTRIB_RUNTIME_DIR": str(folder)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True, check=True
@@ -271,11 +274,10 @@ def test_a_file_of_ours_is_opened_for_this_user_alone_and_never_through_a_link(t
 
 
 def test_a_file_is_written_whole_and_what_killed_writers_left_goes(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from jupyter_distrib.system import paths\n"
-        "os.replace = Path.replace = lambda *_: os.kill(os.getpid(), 9)\n"
-        "paths.write_whole(Path(sys.argv[1]), 'new')"
-    )
+    code = dedent("""\
+        import os, sys; from pathlib import Path; from jupyter_distrib.system import paths
+        os.replace = Path.replace = lambda *_: os.kill(os.getpid(), 9)
+        paths.write_whole(Path(sys.argv[1]), 'new')""")
     (tmp_path / "list.json").write_text("old")
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "list.json")], check=False)
     assert (tmp_path / "list.json").read_text() == "old"

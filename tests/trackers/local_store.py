@@ -12,7 +12,10 @@ from tests.notebook import Notebook
 from tests.processes import wait_until
 from tests.trackers.conftest import QUIET
 
-LOAD = "%load_ext jupyter_distrib\nimport os, jupyter_distrib\nfrom jupyter_distrib import distributed"
+LOAD = """\
+%load_ext jupyter_distrib
+import os, jupyter_distrib
+from jupyter_distrib import distributed"""
 
 
 @dataclass

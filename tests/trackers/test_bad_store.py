@@ -6,6 +6,7 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -35,9 +36,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("store")
     with opened(folder) as book:
         book.ok(
-            "import mlflow\nmlflow.set_experiment('deleted')\nmlflow.delete_experiment(mlflow.get_experiment_by_name("
-            "'deleted').experiment_id)\nmlflow.set_experiment('other')\nwith mlflow.start_run() as run: pass\n"
-            "mlflow.delete_run(run.info.run_id)"
+            dedent("""\
+                import mlflow
+                mlflow.set_experiment('deleted')
+                mlflow.delete_experiment(mlflow.get_experiment_by_name('deleted').experiment_id)
+                mlflow.set_experiment('other')
+                with mlflow.start_run() as run: pass
+                mlflow.delete_run(run.info.run_id)""")
         )
     return (folder / "ml.db").read_bytes()
 
@@ -104,12 +109,20 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
 def test_a_store_that_is_lost_in_the_middle(folder: Path) -> None:
     with opened(folder) as book:
         book.ok(
-            "@distributed(ranks=2)\ndef train():\n    import mlflow, sqlite3\n    mlflow.log_metric('m', 1.0)\n"
-            "    if os.environ['RANK'] == '0':\n"
-            "        database = sqlite3.connect('ml.db')\n        database.execute('alter table metrics rename to gone')\n"
-            "        database.execute('alter table params rename to gone_too')\n        database.commit()\n"
-            "    for step in range(5):\n        mlflow.log_metric('m', 1.0, step=step)\n    mlflow.log_param('a', 1)\n"
-            "    return 'trained'"
+            dedent("""\
+                @distributed(ranks=2)
+                def train():
+                    import mlflow, sqlite3
+                    mlflow.log_metric('m', 1.0)
+                    if os.environ['RANK'] == '0':
+                        database = sqlite3.connect('ml.db')
+                        database.execute('alter table metrics rename to gone')
+                        database.execute('alter table params rename to gone_too')
+                        database.commit()
+                    for step in range(5):
+                        mlflow.log_metric('m', 1.0, step=step)
+                    mlflow.log_param('a', 1)
+                    return 'trained'""")
         )
         outcome = book.ok("train.distributed()")
     assert outcome.result == "ranks 0-1: 'trained'"
@@ -121,8 +134,14 @@ def test_a_store_that_is_lost_in_the_middle(folder: Path) -> None:
 def test_an_experiment_that_is_deleted(folder: Path, chooses: str) -> None:
     with opened(folder) as book:
         book.ok(
-            f"@distributed(ranks=2)\ndef train():\n    import mlflow\n    mlflow.set_experiment({chooses})\n"
-            "    with mlflow.start_run():\n        mlflow.log_metric('m', 1.0)\n    return 'trained'"
+            dedent(f"""\
+                @distributed(ranks=2)
+                def train():
+                    import mlflow
+                    mlflow.set_experiment({chooses})
+                    with mlflow.start_run():
+                        mlflow.log_metric('m', 1.0)
+                    return 'trained'""")
         )
         outcome = book.ok("train.distributed()")
     assert outcome.result == "ranks 0-1: 'trained'"
@@ -138,8 +157,13 @@ def test_a_run_id_that_does_not_exist(folder: Path, which: str) -> None:
         else:
             given = "run_id='0123456789abcdef0123456789abcdef'"
         book.ok(
-            f"@distributed(ranks=2)\ndef train():\n    import mlflow\n    with mlflow.start_run({given}):\n"
-            "        mlflow.log_metric('m', 1.0)\n    return 'trained'"
+            dedent(f"""\
+                @distributed(ranks=2)
+                def train():
+                    import mlflow
+                    with mlflow.start_run({given}):
+                        mlflow.log_metric('m', 1.0)
+                    return 'trained'""")
         )
         outcome = book.ok("train.distributed()")
         assert outcome.result == "ranks 0-1: 'trained'"
@@ -151,8 +175,14 @@ def test_a_run_id_that_does_not_exist(folder: Path, which: str) -> None:
 def test_a_parameter_that_has_another_value_already(folder: Path) -> None:
     with opened(folder) as book:
         book.ok(
-            "@distributed(ranks=2)\ndef train(lr=1):\n    import mlflow\n    mlflow.log_param('lr', 2)\n"
-            "    mlflow.log_param('lr', 3)\n    mlflow.log_metric('m', 1.0)\n    return 'trained'"
+            dedent("""\
+                @distributed(ranks=2)
+                def train(lr=1):
+                    import mlflow
+                    mlflow.log_param('lr', 2)
+                    mlflow.log_param('lr', 3)
+                    mlflow.log_metric('m', 1.0)
+                    return 'trained'""")
         )
         outcome = book.ok("train.distributed()")
         assert outcome.result == "ranks 0-1: 'trained'"
@@ -162,7 +192,17 @@ def test_a_parameter_that_has_another_value_already(folder: Path) -> None:
 
 def test_what_the_cell_gives_wrongly_to_mlflow_is_still_an_error(folder: Path) -> None:
     with opened(folder) as book:
-        failed = book.fails("%%distributed --ranks 2\nimport mlflow\nmlflow.log_metric('m', 'text')")
+        failed = book.fails(
+            dedent("""\
+                %%distributed --ranks 2
+                import mlflow
+                mlflow.log_metric('m', 'text')""")
+        )
         assert failed.ename == "MlflowException"
-        failed = book.fails("%%distributed --ranks 2\nimport mlflow\nmlflow.log_artifact('missing.txt')")
+        failed = book.fails(
+            dedent("""\
+                %%distributed --ranks 2
+                import mlflow
+                mlflow.log_artifact('missing.txt')""")
+        )
         assert failed.ename in ("FileNotFoundError", "OSError")

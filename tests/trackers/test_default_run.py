@@ -42,10 +42,11 @@ def shared(folder: Path) -> Iterator[Notebook]:
 def book(shared: Notebook) -> Iterator[Notebook]:
     yield shared
     shared.ok(
-        "import mlflow, mlflow.tracking.fluent as fluent\n"
-        "while mlflow.active_run(): mlflow.end_run()\n"
-        "fluent._active_experiment_id = None\n"
-        "for name in ('MLFLOW_EXPERIMENT_ID', 'MLFLOW_EXPERIMENT_NAME', 'MLFLOW_RUN_ID'): os.environ.pop(name, None)"
+        dedent("""\
+            import mlflow, mlflow.tracking.fluent as fluent
+            while mlflow.active_run(): mlflow.end_run()
+            fluent._active_experiment_id = None
+            for name in ('MLFLOW_EXPERIMENT_ID', 'MLFLOW_EXPERIMENT_NAME', 'MLFLOW_RUN_ID'): os.environ.pop(name, None)""")
     )
 
 
@@ -98,7 +99,13 @@ def test_on_a_new_store_a_function_that_logs_is_one_run_from_its_first_rank(tmp_
          "a module that imports another", "a class of the notebook"],
 )  # fmt: skip
 def test_whatever_the_code_reads_it_by(book: Notebook, new: NewRuns, folder: Path, cell: str) -> None:
-    (folder / "helper.py").write_text("def log(value):\n    import mlflow\n    mlflow.log_metric('m', value)\n")
+    (folder / "helper.py").write_text(
+        dedent("""\
+            def log(value):
+                import mlflow
+                mlflow.log_metric('m', value)
+        """)
+    )
     (folder / "outer.py").write_text("from helper import log\n")
     book.ok(cell.replace("jupyter_distrib.rank()", "int(os.environ['RANK'])"))
     (run,) = new(1)
@@ -153,13 +160,24 @@ def test_a_function_of_serverless_gpu_is_tracked_whatever_it_does(book: Notebook
     ids=["a literal", "a global", "only running code knows it", "an id"],
 )
 def test_the_experiment_that_the_function_sets_has_the_only_run(book: Notebook, new: NewRuns, choice: str) -> None:
-    book.ok("import mlflow\nEXPERIMENT = '/Users/me/train'\nmlflow.set_experiment(EXPERIMENT)")
+    book.ok(
+        dedent("""\
+            import mlflow
+            EXPERIMENT = '/Users/me/train'
+            mlflow.set_experiment(EXPERIMENT)""")
+    )
     book.ok("mlflow.tracking.fluent._active_experiment_id = None\nos.environ.pop('MLFLOW_EXPERIMENT_ID', None)")
     outcome = book.ok(
-        f"@distributed(ranks=2)\ndef f():\n    import mlflow\n    {choice}\n"
-        "    with mlflow.start_run(run_name='mine', tags={'a': 'b'}) as run:\n"
-        "        jupyter_distrib.report(loss=1.0, step=0)\n        mlflow.log_metric('m', 1.0)\n"
-        "    return run.info.run_id\nf.distributed()"
+        dedent(f"""\
+            @distributed(ranks=2)
+            def f():
+                import mlflow
+                {choice}
+                with mlflow.start_run(run_name='mine', tags={{'a': 'b'}}) as run:
+                    jupyter_distrib.report(loss=1.0, step=0)
+                    mlflow.log_metric('m', 1.0)
+                return run.info.run_id
+            f.distributed()""")
     )
     (run,) = new(1)
     assert (run.experiment, run.name, run.tags["a"], run.status) == ("/Users/me/train", "mine", "b", "FINISHED")
@@ -182,8 +200,12 @@ def test_a_function_that_changes_its_folder_logs_into_the_notebooks_store(
     book: Notebook, new: NewRuns, folder: Path
 ) -> None:
     book.ok(
-        "%%distributed --ranks 2\nos.makedirs('below', exist_ok=True)\nos.chdir('below')\nimport mlflow\n"
-        "mlflow.log_metric('m', 1)"
+        dedent("""\
+            %%distributed --ranks 2
+            os.makedirs('below', exist_ok=True)
+            os.chdir('below')
+            import mlflow
+            mlflow.log_metric('m', 1)""")
     )
     (run,) = new(1)
     assert run.metrics["m"] == [1.0]
@@ -195,19 +217,32 @@ def test_a_function_that_changes_its_folder_logs_into_the_notebooks_store(
 
 def test_nothing_of_an_earlier_cell_stays_on_a_rank(book: Notebook, new: NewRuns) -> None:
     book.ok(
-        "%%distributed --ranks 2\nimport mlflow\nmlflow.set_tracking_uri('sqlite:///third.db')\n"
-        "mlflow.set_registry_uri('sqlite:///third.db')\nmlflow.set_experiment('elsewhere')\n"
-        "mlflow.autolog(silent=True)\nmlflow.log_metric('m', 1.0)\nmlflow.start_span('open').__enter__()"
+        dedent("""\
+            %%distributed --ranks 2
+            import mlflow
+            mlflow.set_tracking_uri('sqlite:///third.db')
+            mlflow.set_registry_uri('sqlite:///third.db')
+            mlflow.set_experiment('elsewhere')
+            mlflow.autolog(silent=True)
+            mlflow.log_metric('m', 1.0)
+            mlflow.start_span('open').__enter__()""")
     )
     outcome = book.ok(
-        "%%distributed --ranks 2 --track none\nimport mlflow, os\n"
-        "from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS as all\n"
-        "variables = [name for name in os.environ if name.startswith('MLFLOW') and 'third' in os.environ[name]]\n"
-        "(mlflow.get_tracking_uri(), mlflow.get_registry_uri(), mlflow.tracking.fluent._active_experiment_id,\n"
-        " mlflow.get_current_active_span(), mlflow.last_active_run(), any(all.values()), variables)"
+        dedent("""\
+            %%distributed --ranks 2 --track none
+            import mlflow, os
+            from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS as all
+            variables = [name for name in os.environ if name.startswith('MLFLOW') and 'third' in os.environ[name]]
+            (mlflow.get_tracking_uri(), mlflow.get_registry_uri(), mlflow.tracking.fluent._active_experiment_id,
+             mlflow.get_current_active_span(), mlflow.last_active_run(), any(all.values()), variables)""")
     )
     assert outcome.result == "ranks 0-1: ('sqlite:///ml.db', 'sqlite:///ml.db', None, None, None, False, [])"
-    book.ok("%%distributed --ranks 2\nimport mlflow\nmlflow.log_metric('m', 2.0)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2
+            import mlflow
+            mlflow.log_metric('m', 2.0)""")
+    )
     (run,) = new(1)
     assert (run.experiment, run.metrics["m"]) == ("Default", [2.0])
 
@@ -235,9 +270,14 @@ def test_a_run_that_the_notebook_names_goes_on(book: Notebook, new: NewRuns) -> 
 
 def test_further_and_nested_runs_are_children_made_by_one_rank(book: Notebook, new: NewRuns) -> None:
     book.ok(
-        "%%distributed --ranks 2\nimport mlflow\nfor lr in (1, 2):\n"
-        "    with mlflow.start_run(run_name=f'lr={lr}', nested=True):\n"
-        "        mlflow.log_param('lr', lr)\n        mlflow.log_metric('m', lr)\nmlflow.log_metric('best', 2)"
+        dedent("""\
+            %%distributed --ranks 2
+            import mlflow
+            for lr in (1, 2):
+                with mlflow.start_run(run_name=f'lr={lr}', nested=True):
+                    mlflow.log_param('lr', lr)
+                    mlflow.log_metric('m', lr)
+            mlflow.log_metric('best', 2)""")
     )
     parent, *children = new(3)
     assert [(each.params["lr"], each.metrics["m"]) for each in children] == [("1", [1.0]), ("2", [2.0])]
@@ -247,9 +287,15 @@ def test_further_and_nested_runs_are_children_made_by_one_rank(book: Notebook, n
 
 def test_what_is_logged_after_a_library_has_ended_the_run_is_in_it_too(book: Notebook, new: NewRuns) -> None:
     book.ok(
-        "%%distributed --ranks 2\nimport mlflow\nmlflow.start_run(run_name='trained')\nmlflow.log_metric('m', 1)\n"
-        "mlflow.end_run()\nassert mlflow.active_run() is None\n"
-        "mlflow.log_metric('after', 2)\nif rank == 0: mlflow.log_params({'late': 3})"
+        dedent("""\
+            %%distributed --ranks 2
+            import mlflow
+            mlflow.start_run(run_name='trained')
+            mlflow.log_metric('m', 1)
+            mlflow.end_run()
+            assert mlflow.active_run() is None
+            mlflow.log_metric('after', 2)
+            if rank == 0: mlflow.log_params({'late': 3})""")
     )
     (run,) = new(1)
     assert (run.name, run.metrics["after"], run.params["late"]) == ("trained", [2.0], "3")
@@ -259,8 +305,12 @@ def test_what_is_logged_after_a_library_has_ended_the_run_is_in_it_too(book: Not
 def test_once_a_run_has_begun_no_variable_names_it_as_in_mlflow(book: Notebook, new: NewRuns, arguments: str) -> None:
     """Transformers' Trainer begins the run that it finds there, which is an error if one is active."""
     outcome = book.ok(
-        f"%%distributed --ranks 2\nimport mlflow, os\nwith mlflow.start_run({arguments}):\n"
-        "    is_named = 'MLFLOW_RUN_ID' in os.environ\nis_named"
+        dedent(f"""\
+            %%distributed --ranks 2
+            import mlflow, os
+            with mlflow.start_run({arguments}):
+                is_named = 'MLFLOW_RUN_ID' in os.environ
+            is_named""")
     )
     assert outcome.result == "ranks 0-1: False"
     new(2 if "nested" in arguments else 1)
@@ -270,12 +320,17 @@ def test_models_and_files_of_the_first_rank_arrive_and_those_of_others_do_not(
     book: Notebook, new: NewRuns, folder: Path
 ) -> None:
     outcome = book.ok(
-        "%%distributed --ranks 2\nimport mlflow, mlflow.pyfunc, torch\n"
-        "class Model(mlflow.pyfunc.PythonModel):\n    def predict(self, model_input: list[str]) -> list[str]:\n"
-        "        return model_input\n"
-        "open(f'file{rank}', 'w').write('x')\nmlflow.log_artifact(f'file{rank}')\nmlflow.log_text('t', f'text{rank}')\n"
-        "info = mlflow.pyfunc.log_model(name='model', python_model=Model(), pip_requirements=[])\n"
-        "type(info).__name__"
+        dedent("""\
+            %%distributed --ranks 2
+            import mlflow, mlflow.pyfunc, torch
+            class Model(mlflow.pyfunc.PythonModel):
+                def predict(self, model_input: list[str]) -> list[str]:
+                    return model_input
+            open(f'file{rank}', 'w').write('x')
+            mlflow.log_artifact(f'file{rank}')
+            mlflow.log_text('t', f'text{rank}')
+            info = mlflow.pyfunc.log_model(name='model', python_model=Model(), pip_requirements=[])
+            type(info).__name__""")
     )
     (run,) = new(1)
     assert outcome.result == "ranks 0-1: 'ModelInfo'"
@@ -290,13 +345,20 @@ def test_a_run_that_all_ranks_name_has_each_number_once(book: Notebook, new: New
     book.ok("import mlflow\nwith mlflow.start_run(run_name='earlier') as earlier: mlflow.log_metric('before', 1)")
     (earlier,) = new(1)
     book.ok(
-        "earlier = earlier.info.run_id\n"
-        "def log_all(run_id):\n    import mlflow\n    own = mlflow.active_run().info.run_id\n"
-        "    mlflow.log_metric('by_id', 1, run_id=run_id)\n    mlflow.log_metric('own', 1, run_id=own)\n"
-        "    mlflow.log_text('x', f'text{os.environ[\"RANK\"]}', run_id=run_id)\n    mlflow.end_run()\n"
-        "    with mlflow.start_run(run_id=run_id) as run:\n        mlflow.log_metric('resumed', 2)\n"
-        "        mlflow.log_params({'p': os.environ['RANK']})\n        return run.info.run_id == run_id\n"
-        "results = distributed(ranks=2)(log_all).distributed(earlier)"
+        dedent("""\
+            earlier = earlier.info.run_id
+            def log_all(run_id):
+                import mlflow
+                own = mlflow.active_run().info.run_id
+                mlflow.log_metric('by_id', 1, run_id=run_id)
+                mlflow.log_metric('own', 1, run_id=own)
+                mlflow.log_text('x', f'text{os.environ["RANK"]}', run_id=run_id)
+                mlflow.end_run()
+                with mlflow.start_run(run_id=run_id) as run:
+                    mlflow.log_metric('resumed', 2)
+                    mlflow.log_params({'p': os.environ['RANK']})
+                    return run.info.run_id == run_id
+            results = distributed(ranks=2)(log_all).distributed(earlier)""")
     )
     resumed, own = new(2)
     assert book.ok("list(results)").result == "[True, True]"
@@ -309,11 +371,16 @@ def test_a_run_that_a_rank_makes_or_nests_itself_has_what_it_logs(book: Notebook
     book.ok("import mlflow\nwith mlflow.start_run(run_name='shared') as run: shared = run.info.run_id")
     new(1)
     book.ok(
-        "%%distributed --ranks 2\nimport mlflow\nclient = mlflow.MlflowClient()\nmlflow.log_metric('cell', 1)\n"
-        "made = client.create_run('0', run_name=f'of {rank}').info.run_id\n"
-        "mlflow.log_metric('by_id', rank, run_id=made)\nmlflow.end_run()\n"
-        "with mlflow.start_run(run_id=made): mlflow.log_metric('begun', rank)\n"
-        "with mlflow.start_run(run_id=shared, nested=True): mlflow.log_metric(f'of_{rank}', rank)"
+        dedent("""\
+            %%distributed --ranks 2
+            import mlflow
+            client = mlflow.MlflowClient()
+            mlflow.log_metric('cell', 1)
+            made = client.create_run('0', run_name=f'of {rank}').info.run_id
+            mlflow.log_metric('by_id', rank, run_id=made)
+            mlflow.end_run()
+            with mlflow.start_run(run_id=made): mlflow.log_metric('begun', rank)
+            with mlflow.start_run(run_id=shared, nested=True): mlflow.log_metric(f'of_{rank}', rank)""")
     )
     found = {each.name: each.metrics for each in new(4)}
     for rank in (0, 1):
@@ -323,9 +390,12 @@ def test_a_run_that_a_rank_makes_or_nests_itself_has_what_it_logs(book: Notebook
 
 def test_an_experiment_that_all_ranks_make_is_made_once(book: Notebook, new: NewRuns) -> None:
     outcome = book.ok(
-        "%%distributed --ranks 2\nimport mlflow\nnumber = mlflow.create_experiment('made by the cell')\n"
-        "with mlflow.start_run(experiment_id=number): mlflow.log_metric('m', 1)\n"
-        "number == mlflow.get_experiment_by_name('made by the cell').experiment_id"
+        dedent("""\
+            %%distributed --ranks 2
+            import mlflow
+            number = mlflow.create_experiment('made by the cell')
+            with mlflow.start_run(experiment_id=number): mlflow.log_metric('m', 1)
+            number == mlflow.get_experiment_by_name('made by the cell').experiment_id""")
     )
     (run,) = new(1)
     assert outcome.result == "ranks 0-1: True"
@@ -334,11 +404,14 @@ def test_an_experiment_that_all_ranks_make_is_made_once(book: Notebook, new: New
 
 def test_a_model_that_all_ranks_register_has_one_version(book: Notebook, new: NewRuns) -> None:
     book.ok(
-        "%%distributed --ranks 2\nimport mlflow, mlflow.pyfunc\n"
-        "class Model(mlflow.pyfunc.PythonModel):\n    def predict(self, model_input: list[str]) -> list[str]:\n"
-        "        return model_input\n"
-        "info = mlflow.pyfunc.log_model(name='model', python_model=Model(), pip_requirements=[])\n"
-        "mlflow.register_model(info.model_uri, 'registered by the cell').name"
+        dedent("""\
+            %%distributed --ranks 2
+            import mlflow, mlflow.pyfunc
+            class Model(mlflow.pyfunc.PythonModel):
+                def predict(self, model_input: list[str]) -> list[str]:
+                    return model_input
+            info = mlflow.pyfunc.log_model(name='model', python_model=Model(), pip_requirements=[])
+            mlflow.register_model(info.model_uri, 'registered by the cell').name""")
     )
     new(1)
     versions = "[v.version for v in mlflow.MlflowClient().search_model_versions(\"name='registered by the cell'\")]"
@@ -359,8 +432,13 @@ def test_function_source_and_arguments_are_named_and_nothing_internal(book: Note
 def test_a_token_among_the_arguments_is_in_no_run(book: Notebook, new: NewRuns) -> None:
     """Notebooks that log to a server from TorchDistributor hand its token on in this way."""
     book.ok(
-        "@distributed(ranks=2, track='mlflow')\ndef attached(run_id, db_host, db_token):\n    pass\n"
-        "run = attached.submit('7', 'host', 'hunter2')\nrun.result()\nattached.distributed('7', db_host='h', db_token='hunter2')"
+        dedent("""\
+            @distributed(ranks=2, track='mlflow')
+            def attached(run_id, db_host, db_token):
+                pass
+            run = attached.submit('7', 'host', 'hunter2')
+            run.result()
+            attached.distributed('7', db_host='h', db_token='hunter2')""")
     )
     for run in new(2):
         assert run.params["run_id"] == "7"
@@ -370,11 +448,14 @@ def test_a_token_among_the_arguments_is_in_no_run(book: Notebook, new: NewRuns) 
 def test_a_function_that_another_one_calls_has_its_own_arguments_in_the_run(book: Notebook, new: NewRuns) -> None:
     """`ray_launch` hands the cluster's token on to such a function."""
     book.ok(
-        "def member(function, args, keywords, ticket):\n    return function(*args, **keywords)\n"
-        "def user(lr, depth=2):\n    return lr\n"
-        "launched = distributed(ranks=2, track='mlflow')(member)\n"
-        "launched.subject, launched.called_with = user, ((0.5,), {})\n"
-        "launched.distributed(user, (0.5,), {}, 'hunter2')"
+        dedent("""\
+            def member(function, args, keywords, ticket):
+                return function(*args, **keywords)
+            def user(lr, depth=2):
+                return lr
+            launched = distributed(ranks=2, track='mlflow')(member)
+            launched.subject, launched.called_with = user, ((0.5,), {})
+            launched.distributed(user, (0.5,), {}, 'hunter2')""")
     )
     (run,) = new(1)
     assert (run.params["lr"], run.params["depth"]) == ("0.5", "2")
@@ -391,5 +472,10 @@ def test_the_runs_of_a_sweep_have_its_values(book: Notebook, new: NewRuns) -> No
 
 
 def test_each_run_of_an_option_sweep_has_its_values(book: Notebook, new: NewRuns) -> None:
-    book.ok("%%distributed --ranks 1 --sweep width=[3,4]\nimport mlflow\nmlflow.log_metric('m', width)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 1 --sweep width=[3,4]
+            import mlflow
+            mlflow.log_metric('m', width)""")
+    )
     assert sorted((each.params["width"], each.metrics["m"]) for each in new(2)) == [("3", [3.0]), ("4", [4.0])]

@@ -16,10 +16,12 @@ from jupyter_distrib.libraries.tensorboard import is_of_rank
 from tests.notebook import Notebook
 
 pytestmark = pytest.mark.slow
-RUN = (
-    "for step in range(3):\n    jupyter_distrib.report(loss=3.0 - step + rank, step=step)\n"
-    "until_s = time.monotonic() + 1.5\nwhile time.monotonic() < until_s:\n    pass"
-)
+RUN = """\
+for step in range(3):
+    jupyter_distrib.report(loss=3.0 - step + rank, step=step)
+until_s = time.monotonic() + 1.5
+while time.monotonic() < until_s:
+    pass"""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,12 @@ def test_tensorboard_knows_a_run_that_failed(book: Notebook, folder: Path) -> No
 def test_a_folder_that_cannot_be_written_is_reported_in_one_sentence_and_the_run_is_good(
     book: Notebook, folder: Path
 ) -> None:
-    book.ok("os.makedirs('other', exist_ok=True)\nos.chdir('other')\nopen('runs', 'w').close()")
+    book.ok(
+        dedent("""\
+            os.makedirs('other', exist_ok=True)
+            os.chdir('other')
+            open('runs', 'w').close()""")
+    )
     outcome = book.ok("%%distributed --ranks 2 --track tensorboard\nrank")
     book.ok("os.chdir('..')")
     assert outcome.result == "rank 0: 0\nrank 1: 1"
@@ -146,14 +153,23 @@ def test_a_run_that_a_cell_begins_is_one_from_its_first_rank_and_is_closed_with_
     for value in (1.0, 2.0):
         before = offline_runs(folder)
         book.ok(
-            "@jupyter_distrib.distributed(ranks=2)\ndef train(value):\n    import wandb\n"
-            "    run = wandb.init(project='p', settings=wandb.Settings(console='off'))\n"
-            "    wandb.log({'loss': value + int(os.environ['RANK'])})\n"
+            dedent("""\
+                @jupyter_distrib.distributed(ranks=2)
+                def train(value):
+                    import wandb
+                    run = wandb.init(project='p', settings=wandb.Settings(console='off'))
+                    wandb.log({'loss': value + int(os.environ['RANK'])})
+            """)
         )
         book.ok(f"train.distributed({value})")
         (made,) = offline_runs(folder) - before
         (file,) = made.glob("*.wandb")
-        book.ok("%%distributed --ranks 2\nimport wandb\nassert wandb.run is None")
+        book.ok(
+            dedent("""\
+                %%distributed --ranks 2
+                import wandb
+                assert wandb.run is None""")
+        )
         done = subprocess.run([sys.executable, "-c", HISTORY, str(file)], capture_output=True, text=True, check=True)
         assert [row["loss"] for row in json.loads(done.stdout)[0] if "loss" in row] == [value]
 
@@ -162,8 +178,10 @@ def test_a_run_that_a_cell_begins_is_one_from_its_first_rank_and_is_closed_with_
 def test_a_group_means_a_run_for_each_rank_and_so_does_no_tracking(book: Notebook, folder: Path, line: str) -> None:
     before = offline_runs(folder)
     book.ok(
-        f"%%distributed --ranks 2{'' if line else ' --track none'}\nimport wandb\n"
-        f"wandb.init(project='p', settings=wandb.Settings(console='off'), {line}).finish()"
+        dedent(f"""\
+            %%distributed --ranks 2{"" if line else " --track none"}
+            import wandb
+            wandb.init(project='p', settings=wandb.Settings(console='off'), {line}).finish()""")
     )
     assert len(offline_runs(folder) - before) == 2
 

@@ -4,6 +4,7 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import nbformat
 import pytest
@@ -44,8 +45,10 @@ def test_each_run_is_an_mlflow_run_whose_address_is_below_the_cell(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     outcome = book.ok(
-        "%%distributed --ranks 2 --track mlflow --timeout 50\n"
-        "for step in range(3):\n    jupyter_distrib.report(loss=3.0 - step + rank, step=step)"
+        dedent("""\
+            %%distributed --ranks 2 --track mlflow --timeout 50
+            for step in range(3):
+                jupyter_distrib.report(loss=3.0 - step + rank, step=step)""")
     )
     (run,) = server.runs(request.node.name)
     info, data = run["info"], run["data"]
@@ -83,8 +86,13 @@ def test_submitted_runs_are_children_of_the_one_that_was_active_when_they_were_s
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
     book.ok(
-        "import mlflow\nfrom jupyter_distrib import distributed\n@distributed(ranks=1)\n"
-        "def train(lr):\n    import mlflow\n    mlflow.log_param('lr', lr)"
+        dedent("""\
+            import mlflow
+            from jupyter_distrib import distributed
+            @distributed(ranks=1)
+            def train(lr):
+                import mlflow
+                mlflow.log_param('lr', lr)""")
     )
     book.ok("with mlflow.start_run(run_name='sweep'):\n    runs = [train.submit(lr) for lr in (1, 2, 3)]")
     book.ok("[run.result() for run in runs]")
@@ -106,7 +114,10 @@ def test_none_leaves_a_cell_out(book: Notebook, server: Server, request: pytest.
 def test_what_a_cell_logs_lands_in_the_run_from_the_first_rank(
     book: Notebook, server: Server, request: pytest.FixtureRequest
 ) -> None:
-    code = "import mlflow\nmlflow.log_metric('mine', 10.0 + rank)\nmlflow.log_param('rank', rank)"
+    code = dedent("""\
+        import mlflow
+        mlflow.log_metric('mine', 10.0 + rank)
+        mlflow.log_param('rank', rank)""")
     assert book.ok(f"%%distributed --ranks 2 --track mlflow\n{code}\nmlflow.active_run() is None").result == (
         "ranks 0-1: False"
     )
@@ -121,8 +132,11 @@ def test_a_run_that_a_cell_leaves_open_is_closed_before_the_next_cell(
 ) -> None:
     for _ in range(2):
         book.ok(
-            "%%distributed --ranks 1 --track none\nimport mlflow\n"
-            "mlflow.start_run(run_name='own')\nmlflow.log_metric('own', 1.0)"
+            dedent("""\
+                %%distributed --ranks 1 --track none
+                import mlflow
+                mlflow.start_run(run_name='own')
+                mlflow.log_metric('own', 1.0)""")
         )
     first, second = server.runs(request.node.name, 2, going_on=1)
     assert first["info"]["status"] == "FINISHED"
@@ -131,7 +145,12 @@ def test_a_run_that_a_cell_leaves_open_is_closed_before_the_next_cell(
 
 def test_the_state_tells_an_error_from_a_stop(book: Notebook, server: Server, request: pytest.FixtureRequest) -> None:
     book.fails("%%distributed --ranks 2 --track mlflow\n1 / rank")
-    book.start("%%distributed --ranks 2 --track mlflow\nprint('begun', flush=True)\ntime.sleep(60)")
+    book.start(
+        dedent("""\
+            %%distributed --ranks 2 --track mlflow
+            print('begun', flush=True)
+            time.sleep(60)""")
+    )
     book.until("begun")
     book.interrupt()
     assert book.finish(20).ename == "KeyboardInterrupt"
@@ -173,8 +192,11 @@ def test_a_local_store_needs_no_server_and_mlflow_is_not_imported_before(tmp_pat
         book.ok("%%distributed --ranks 1\nrank")
         assert book.ok("import sys\n'mlflow' in sys.modules").result == "False"
         outcome = book.ok(
-            "%%distributed --ranks 1 --track mlflow\nimport mlflow\n"
-            "jupyter_distrib.report(loss=2.0)\nmlflow.log_metric('mine', 1.0)"
+            dedent("""\
+                %%distributed --ranks 1 --track mlflow
+                import mlflow
+                jupyter_distrib.report(loss=2.0)
+                mlflow.log_metric('mine', 1.0)""")
         )
         assert f"in sqlite:///{tmp_path}/own.db" in outcome.view
         book.ok("import mlflow\nfound = lambda: mlflow.MlflowClient().search_runs(['0'])[0]")
@@ -188,7 +210,12 @@ def test_a_server_that_is_missing_neither_fails_nor_delays_a_run(tmp_path: Path,
     port = free_port()
     with Notebook(tmp_path, env={**QUIET, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}"}) as book:
         book.ok(LOAD + "\nimport mlflow")
-        outcome = book.ok("%%distributed --ranks 2 --track mlflow\ntime.sleep(0.5)\nrank")
+        outcome = book.ok(
+            dedent("""\
+                %%distributed --ranks 2 --track mlflow
+                time.sleep(0.5)
+                rank""")
+        )
         assert outcome.result == "rank 0: 0\nrank 1: 1"
         assert f"the server http://127.0.0.1:{port} does not answer" in outcome.view
         assert book.ok("%%distributed --ranks 2 --track mlflow\nrank").wall_s < 1.5
@@ -200,7 +227,12 @@ def test_a_server_that_hangs_delays_no_run(tmp_path: Path, server: Server) -> No
         with Notebook(tmp_path, env={**QUIET, "MLFLOW_TRACKING_URI": uri}) as book:
             book.ok(LOAD + "\nimport mlflow")
             book.ok("%%distributed --ranks 2\nrank")
-            again = book.ok("%%distributed --ranks 2 --track mlflow\ntime.sleep(1.5)\nrank")
+            again = book.ok(
+                dedent("""\
+                    %%distributed --ranks 2 --track mlflow
+                    time.sleep(1.5)
+                    rank""")
+            )
             assert again.result == "rank 0: 0\nrank 1: 1"
             assert "mlflow has not answered yet: it receives this run in the background" in again.view
             walls = [book.ok("%%distributed --ranks 2 --track mlflow\nrank").wall_s for _ in range(3)]
@@ -275,16 +307,17 @@ def test_rays_metrics_come_into_the_run_of_the_cell_and_into_one_that_is_named(
     )
     try:
         book.ok(
-            "%%distributed --ranks 1 --track mlflow\n"
-            "import time\n"
-            "from jupyter_distrib.compat.ray_metrics import RayMetricsMonitor\n"
-            "monitors = [RayMetricsMonitor(run, False, '127.0.0.1', 'n1', port, 0.05) for run in (None, named)]\n"
-            "for each in monitors: each.start()\n"
-            "while any(each._step < 3 for each in monitors): time.sleep(0.01)\n"
-            "monitors[0].finish()\n"
-            "import mlflow\n"
-            "mlflow.MlflowClient().set_terminated(named)\n"
-            "monitors[1]._thread.join()"
+            dedent("""\
+                %%distributed --ranks 1 --track mlflow
+                import time
+                from jupyter_distrib.compat.ray_metrics import RayMetricsMonitor
+                monitors = [RayMetricsMonitor(run, False, '127.0.0.1', 'n1', port, 0.05) for run in (None, named)]
+                for each in monitors: each.start()
+                while any(each._step < 3 for each in monitors): time.sleep(0.01)
+                monitors[0].finish()
+                import mlflow
+                mlflow.MlflowClient().set_terminated(named)
+                monitors[1]._thread.join()""")
         )
     finally:
         book.ok("page.shutdown(); page.server_close()")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -73,10 +74,18 @@ def test_a_module_that_is_edited_twice_in_a_second_is_imported_again(tmp_path: P
         book.ok("%load_ext jupyter_distrib")
         for value in (1, 2, 3):
             write(tmp_path / "edited_often.py", value)
-            found = book.ok("%%distributed --ranks 2\nimport edited_often\nedited_often.VALUE")
+            found = book.ok(
+                dedent("""\
+                    %%distributed --ranks 2
+                    import edited_often
+                    edited_often.VALUE""")
+            )
             assert found.result == f"ranks 0-1: {value}"
             dry = book.ok(
-                f"%%distributed --ranks 2 --dry-run\nimport edited_often\nassert edited_often.VALUE == {value}"
+                dedent(f"""\
+                    %%distributed --ranks 2 --dry-run
+                    import edited_often
+                    assert edited_often.VALUE == {value}""")
             )
             assert "did not train" in dry.result  # and did not fail
         assert list(tmp_path.rglob("*.pyc"))

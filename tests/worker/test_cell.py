@@ -294,7 +294,12 @@ def test_a_distributed_cell_inside_a_distributed_cell_is_refused(book: Notebook)
 
 
 def test_a_distributed_function_called_on_a_rank_runs_there_alone(book: Notebook) -> None:
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef f(): return 5")
+    book.ok(
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def f(): return 5""")
+    )
 
     assert both(book, "f()") == 5
 
@@ -328,10 +333,16 @@ def test_breakpoints_are_skipped_with_one_line_where_nobody_can_answer(book: Not
 
 
 def test_another_debugger_that_finds_no_keyboard_fails_the_cell_visibly(book: Notebook) -> None:
-    outcome = book.fails(ON_TWO + "import pdb\npdb.Pdb().set_trace()\nx = 1")
+    outcome = book.fails(
+        ON_TWO
+        + dedent("""\
+            import pdb
+            pdb.Pdb().set_trace()
+            x = 1""")
+    )
 
     assert outcome.ename == "BdbQuit"
-    assert "a rank has no keyboard" in outcome.traceback
+    assert "no keyboard" in outcome.traceback
     assert re.search("line [34]", outcome.traceback)  # the call itself since Python 3.13, before the line after it
 
 
@@ -344,7 +355,12 @@ def test_any_text_can_be_printed(book: Notebook) -> None:
 
 def test_warnings_and_logging_are_shown_as_stderr_of_their_rank(book: Notebook) -> None:
     outcome = book.ok(
-        ON_TWO + "import warnings, logging\nif rank == 1:\n    warnings.warn('careful')\nlogging.warning('logged')"
+        ON_TWO
+        + dedent("""\
+            import warnings, logging
+            if rank == 1:
+                warnings.warn('careful')
+            logging.warning('logged')""")
     )
 
     assert "[1!] Cell In" in outcome.view
@@ -397,7 +413,10 @@ def test_what_a_cell_has_bound_is_let_go_before_the_next_one(
 ) -> None:
     path = tmp_path / "held"
     path.touch()
-    both_run = "import os, torch.distributed as dist\nprint('pid', os.getpid(), flush=True)\ndist.barrier()"
+    both_run = dedent("""\
+        import os, torch.distributed as dist
+        print('pid', os.getpid(), flush=True)
+        dist.barrier()""")
     code = f"{both_run}\nfile = open({str(path)!r}){end}"
     text = book.cell(f"%%distributed --ranks 2 --strategy {strategy}\n{code}").text
     ranks = {int(pid) for pid in re.findall(r"pid (\d+)", text)}
@@ -478,7 +497,14 @@ def test_sys_exit_with_zero_leaves_the_cell_on_that_rank(book: Notebook) -> None
     assert book.ok(f"{ON_TWO}exit()").result == ""
     assert "number of items in a container" in book.ok(f"{ON_TWO}help(len)").view  # exit() closes the standard input
 
-    outcome = book.ok(ON_TWO + "import sys\nif rank == 0:\n    sys.exit()\n'reached the end'")
+    outcome = book.ok(
+        ON_TWO
+        + dedent("""\
+            import sys
+            if rank == 0:
+                sys.exit()
+            'reached the end'""")
+    )
 
     assert outcome.result == "rank 0: None\nrank 1: 'reached the end'"
     assert "left the cell early" in outcome.view
@@ -503,7 +529,13 @@ def test_a_module_next_to_the_notebook_is_used_as_it_is_on_disk_now(book: Notebo
 
 def test_a_function_of_a_local_module_travels_by_name(book: Notebook) -> None:
     folder = Path(ast.literal_eval(book.ok("import os\nos.getcwd()").result))
-    (folder / "tools_of_cell.py").write_text("SCALE = 2\ndef scaled(x):\n    return x * SCALE\n")
+    (folder / "tools_of_cell.py").write_text(
+        dedent("""\
+            SCALE = 2
+            def scaled(x):
+                return x * SCALE
+        """)
+    )
     book.ok("from tools_of_cell import scaled")
 
     assert both(book, "scaled(4), scaled.__module__") == (8, "tools_of_cell")

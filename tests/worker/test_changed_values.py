@@ -6,6 +6,7 @@ import weakref
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,15 @@ def test_tensors_that_have_no_plain_numbers_fail_no_cell(kind: str) -> None:
 def test_names_that_a_function_binds_by_global_are_named() -> None:
     names: dict[str, Any] = {"__name__": "__main__", "steps": 0, "loss": 0.5, "seen": 0, "kept": 0}
     exec(
-        "def step():\n    global steps, kept\n    steps += 1\n    kept += 1\n"
-        "class Agent:\n    def act(self):\n        global seen\n        seen += 1",
+        dedent("""\
+            def step():
+                global steps, kept
+                steps += 1
+                kept += 1
+            class Agent:
+                def act(self):
+                    global seen
+                    seen += 1"""),
         names,
     )
     changed = ChangedValues(names, [])
@@ -154,7 +162,12 @@ def test_names_that_a_function_binds_by_global_are_named() -> None:
 
 @pytest.mark.slow
 def test_a_list_that_a_cell_has_filled_on_the_ranks_is_named(shared_notebook: Notebook) -> None:
-    shared_notebook.ok("history, seen = [], {}\ndef fit():\n    history.append(1)")
+    shared_notebook.ok(
+        dedent("""\
+            history, seen = [], {}
+            def fit():
+                history.append(1)""")
+    )
     left = "`history`, `seen` of the notebook are as before"
 
     assert left in shared_notebook.ok("%%distributed --ranks 2\nfit(); seen[1] = 2").view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -13,7 +14,10 @@ from tests.notebook import Notebook
 pytestmark = pytest.mark.slow
 
 ASSERT = "CUDA error: device-side assert triggered"
-PID = "%%distributed --gpus 2\nimport os\nprint('pid', os.getpid())"
+PID = """\
+%%distributed --gpus 2
+import os
+print('pid', os.getpid())"""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,11 @@ def test_a_rank_with_a_broken_context_is_replaced_and_the_cell_says_so(bed: GpuB
     break_gpus(bed, error=f"{ASSERT}\nCompile with TORCH_USE_CUDA_DSA")
 
     failed = book.fails(
-        f"%%distributed --gpus 2\nimport torch\nif rank == 1:\n    raise torch.AcceleratorError({ASSERT!r})"
+        dedent(f"""\
+            %%distributed --gpus 2
+            import torch
+            if rank == 1:
+                raise torch.AcceleratorError({ASSERT!r})""")
     )
     break_gpus(bed)
 
@@ -78,7 +86,12 @@ def test_a_rank_whose_gpu_is_sound_stays_with_what_it_keeps(book: Notebook) -> N
     before = pids(book)
     book.ok("%%distributed --gpus 2 --keep w\nw = rank + 5")
 
-    book.fails("%%distributed --gpus 2\nimport torch\nraise torch.AcceleratorError('CUDA error: invalid argument')")
+    book.fails(
+        dedent("""\
+            %%distributed --gpus 2
+            import torch
+            raise torch.AcceleratorError('CUDA error: invalid argument')""")
+    )
 
     assert pids(book) == before
     assert book.ok("w[1]").result == "6"

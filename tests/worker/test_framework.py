@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -92,10 +93,10 @@ class Spread(Strategy):
         run.names["addresses"] = run.exchange(f"host-{os.environ['RANK']}")
         run.names["again"] = run.exchange(os.environ["RANK"])
 """
-CELL = (
-    "import os, sys\nfrom jupyter_distrib.interfaces import framework\n"
-    "(device, 'torch' in sys.modules, addresses, again, os.environ['THEIR_VARIABLE'], framework.current.calls)"
-)
+CELL = """\
+import os, sys
+from jupyter_distrib.interfaces import framework
+(device, 'torch' in sys.modules, addresses, again, os.environ['THEIR_VARIABLE'], framework.current.calls)"""
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +142,14 @@ def test_torch_cells_of_the_same_notebook_have_ranks_of_their_own(book: Notebook
 
 def test_a_rank_that_waits_for_an_address_can_be_stopped(book: Notebook) -> None:
     book.start(
-        "%%distributed --ranks 2 --strategy spread\nfrom jupyter_distrib.interfaces import framework\n"
-        "if rank == 1:\n    print('waiting', flush=True)\n    framework.current.groups.exchange('mine')\n"
-        "import time\nwhile rank == 0: time.sleep(0.1)"
+        dedent("""\
+            %%distributed --ranks 2 --strategy spread
+            from jupyter_distrib.interfaces import framework
+            if rank == 1:
+                print('waiting', flush=True)
+                framework.current.groups.exchange('mine')
+            import time
+            while rank == 0: time.sleep(0.1)""")
     )
     book.until("waiting")
     book.interrupt()

@@ -85,12 +85,24 @@ def test_what_ipython_puts_into_every_notebook_stays_there() -> None:
 
 def test_a_wrapper_that_the_notebook_puts_over_a_builtin_travels() -> None:
     namespace = notebook()
-    exec("import functools, builtins\n@functools.wraps(builtins.print)\ndef print(): ...", namespace)
+    exec(
+        dedent("""\
+            import functools, builtins
+            @functools.wraps(builtins.print)
+            def print(): ..."""),
+        namespace,
+    )
     assert list(inputs(taken("print()", namespace))) == ["print"]
 
 
 def test_a_name_that_nobody_has_is_missing_with_its_line() -> None:
-    captured = taken("a\n\nif b:\n  c = 1\nc\nlambda: d")
+    captured = taken("""\
+        a
+
+        if b:
+          c = 1
+        c
+        lambda: d""")
     assert captured.missing == (("a", 2), ("b", 4))
 
 
@@ -257,9 +269,15 @@ def test_a_module_that_an_earlier_run_imported_is_to_be_imported_again() -> None
 
 
 def test_imports_are_those_of_the_module_level() -> None:
-    body = (
-        "import a.b, c as d\nif x:\n  from e import f as g\ntry:\n  import h\nexcept E:\n  import i\ndef j(): import k"
-    )
+    body = dedent("""\
+        import a.b, c as d
+        if x:
+          from e import f as g
+        try:
+          import h
+        except E:
+          import i
+        def j(): import k""")
     assert taken(body).imports == {"a", "d", "g", "h", "i"}
 
 

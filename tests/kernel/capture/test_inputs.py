@@ -80,12 +80,35 @@ READERS = {
         "def deep(): return model\ndef look(): return deep()",
         ON_TWO + "look()",
     ),
-    "a method of the notebook": ("class A:\n    def look(self): return model\na = A()", ON_TWO + "a.look()"),
-    "a method in the cell": ("", ON_TWO + "class A:\n    def look(self): return model\nA().look()"),
-    "one branch of a function": ("", ON_TWO + "def main():\n    if rank == 0: print(model)\nmain()"),
+    "a method of the notebook": (
+        dedent("""\
+            class A:
+                def look(self): return model
+            a = A()"""),
+        ON_TWO + "a.look()",
+    ),
+    "a method in the cell": (
+        "",
+        ON_TWO
+        + dedent("""\
+            class A:
+                def look(self): return model
+            A().look()"""),
+    ),
+    "one branch of a function": (
+        "",
+        ON_TWO
+        + dedent("""\
+            def main():
+                if rank == 0: print(model)
+            main()"""),
+    ),
     "a string": ("", ON_TWO + "exec('print(model)')"),
     "a distributed function": (
-        "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef look(): return model",
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def look(): return model"""),
         "look.distributed()",
     ),
 }
@@ -106,7 +129,12 @@ def test_a_name_that_was_not_kept_is_told_wherever_it_is_read(book: Notebook, re
 
 @pytest.mark.parametrize(("text", "error"), [("def f(:", "SyntaxError"), ("1 / 0", "ZeroDivisionError")])
 def test_a_module_that_can_no_longer_be_imported_is_told_with_its_file(book: Notebook, text: str, error: str) -> None:
-    book.ok("from pathlib import Path\nPath('edited.py').write_text('value = 1')\nimport edited")
+    book.ok(
+        dedent("""\
+            from pathlib import Path
+            Path('edited.py').write_text('value = 1')
+            import edited""")
+    )
     book.ok(f"Path('edited.py').write_text({text!r})")
     outcome = book.fails(ON_TWO + "edited.value")
     book.ok("Path('edited.py').unlink()\ndel edited, __import__('sys').modules['edited']")
@@ -116,7 +144,12 @@ def test_a_module_that_can_no_longer_be_imported_is_told_with_its_file(book: Not
 
 
 def test_a_name_that_its_cell_was_to_keep_and_did_not_reach_is_told(book: Notebook) -> None:
-    book.fails("%%distributed --ranks 2 --keep later\n1 / 0\nlater = 5")
+    book.fails(
+        dedent("""\
+            %%distributed --ranks 2 --keep later
+            1 / 0
+            later = 5""")
+    )
     number = int(book.ok("len(In) - 2").result)
 
     assert f"Cell In[{number}], which is to keep it, failed, or was stopped before every rank had it." in (
@@ -125,13 +158,19 @@ def test_a_name_that_its_cell_was_to_keep_and_did_not_reach_is_told(book: Notebo
 
 
 def test_a_name_of_a_cell_that_has_failed_is_told_so(book: Notebook) -> None:
-    book.fails("%%distributed --ranks 2\n1 / 0\nlater_losses = []\nimport colorsys")
+    book.fails(
+        dedent("""\
+            %%distributed --ranks 2
+            1 / 0
+            later_losses = []
+            import colorsys""")
+    )
     number = int(book.ok("len(In) - 2").result)
     told = f"Cell In[{number}], which is to define it on the ranks, was stopped or failed. "
 
     assert f"{told}Run it again with `--keep later_losses`." in book.fails("later_losses").stderr
     assert f"{told}Run it again with `--keep later_losses`." in book.fails(ON_TWO + "later_losses").traceback
-    assert "imported it on the ranks" in book.fails(ON_TWO + "colorsys").traceback
+    assert "imported it" in book.fails(ON_TWO + "colorsys").traceback
 
 
 def test_with_names_the_cell_that_did_not_keep_it(book: Notebook) -> None:
@@ -199,7 +238,12 @@ def test_a_name_that_the_rank_provides_is_kept(book: Notebook, strategy: str, na
 
 
 def test_a_name_to_keep_that_no_rank_had_in_the_end_is_noted(book: Notebook) -> None:
-    outcome = book.ok("%%distributed --ranks 2 --keep model,other\nother = 1\nif rank > 5: model = 1")
+    outcome = book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --keep model,other
+            other = 1
+            if rank > 5: model = 1""")
+    )
 
     assert "nothing is kept as `model`: no rank has this name at the end of the cell" in outcome.view
     assert "`other`" not in outcome.view
@@ -221,8 +265,12 @@ def test_a_name_to_keep_that_one_rank_has_is_not_noted(book: Notebook) -> None:
 
 def test_a_large_variable_that_a_function_reads_is_named_with_the_way_to_it(book: Notebook) -> None:
     book.ok(
-        "import torch\ndata = torch.zeros(26_000_000)\ndef batch(): return data[:1]\n"
-        "def train(): return batch()\ndef evaluate(): return batch()"
+        dedent("""\
+            import torch
+            data = torch.zeros(26_000_000)
+            def batch(): return data[:1]
+            def train(): return batch()
+            def evaluate(): return batch()""")
     )
 
     outcome = book.ok(ON_ONE + "(train(), evaluate());")
@@ -234,7 +282,14 @@ def test_a_large_variable_that_a_function_reads_is_named_with_the_way_to_it(book
 
 
 def test_variables_that_are_large_together_are_named_the_largest_first(book: Notebook) -> None:
-    book.ok("import torch\na = torch.zeros(13_000_000)\nb = torch.zeros(15_000_000)\nalias = a\nsmall = 1")
+    book.ok(
+        dedent("""\
+            import torch
+            a = torch.zeros(13_000_000)
+            b = torch.zeros(15_000_000)
+            alias = a
+            small = 1""")
+    )
 
     outcome = book.ok(ON_ONE + "(a, b, alias, small) and None")
 
@@ -244,7 +299,12 @@ def test_variables_that_are_large_together_are_named_the_largest_first(book: Not
 
 
 def test_a_function_that_holds_much_itself_is_named(book: Notebook) -> None:
-    book.ok("import torch\ndef make(data): return lambda: data.numel()\ncount = make(torch.zeros(26_000_000))")
+    book.ok(
+        dedent("""\
+            import torch
+            def make(data): return lambda: data.numel()
+            count = make(torch.zeros(26_000_000))""")
+    )
 
     assert book.ok(ON_ONE + "count()").stdout.startswith("`count` (104.0 MB) is captured")
 
@@ -262,6 +322,11 @@ def test_many_small_variables_are_reported_as_a_sum(book: Notebook) -> None:
 
 
 def test_a_view_of_a_large_storage_is_not_large(book: Notebook) -> None:
-    book.ok("import torch\nview = torch.zeros(50_000_000)[:10]\nlarge = torch.zeros(26_000_000)")
+    book.ok(
+        dedent("""\
+            import torch
+            view = torch.zeros(50_000_000)[:10]
+            large = torch.zeros(26_000_000)""")
+    )
 
     assert book.ok(ON_ONE + "(view, large) and None").stdout.startswith("`large` (104.0 MB) is captured")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -51,15 +52,40 @@ for name in ("a", "b"): args.name = name
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """The names of a notebook with modules of the user's own."""
     (tmp_path / "own_config.py").write_text(
-        "LR = 1\nLEVEL = 2\nTABLE = {}\nCOUNT = 0\nrate = 0.1\nPATH = None\n_x = 1\n_memo = []\n"
-        "def count():\n    global COUNT\n    COUNT += 1\n    _memo.append(COUNT)\n"
-        "def init(path):\n    global PATH\n    PATH = path\n"
-        "def loss(): pass\nclass Model:\n    def forward(self): pass\n"
+        dedent("""\
+            LR = 1
+            LEVEL = 2
+            TABLE = {}
+            COUNT = 0
+            rate = 0.1
+            PATH = None
+            _x = 1
+            _memo = []
+            def count():
+                global COUNT
+                COUNT += 1
+                _memo.append(COUNT)
+            def init(path):
+                global PATH
+                PATH = path
+            def loss(): pass
+            class Model:
+                def forward(self): pass
+        """)
     )
     (tmp_path / "own_registry.py").write_text(
-        "class Registry:\n    items = {}\n    def __init__(self): self.known = []\n    def register(self, x): return x\n"
-        "    def add(self, x): self.known.append(x); return x\n    @classmethod\n    def named(cls, name):\n"
-        "        return lambda x: cls.items.setdefault(name, x)\nMODELS = Registry()\ndef register(x): return x\n"
+        dedent("""\
+            class Registry:
+                items = {}
+                def __init__(self): self.known = []
+                def register(self, x): return x
+                def add(self, x): self.known.append(x); return x
+                @classmethod
+                def named(cls, name):
+                    return lambda x: cls.items.setdefault(name, x)
+            MODELS = Registry()
+            def register(x): return x
+        """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield {"In": [""], "__name__": "__main__"}
@@ -148,7 +174,14 @@ def test_each_kind_of_change_is_found(modules: dict[str, Any], cell: str, words:
 def test_a_change_is_said_whatever_leads_to_the_module(modules: dict[str, Any], holder: str) -> None:
     changes = ModuleChanges()
     ran(modules, "import own_config", "own_config.LR = 3")
-    ran(modules, f"import functools\nfrom jupyter_distrib import distributed\nheld = {holder}\ndel own_config")
+    ran(
+        modules,
+        dedent(f"""\
+            import functools
+            from jupyter_distrib import distributed
+            held = {holder}
+            del own_config"""),
+    )
 
     assert "own_config.LR was changed" in "".join(said(changes, modules, "held", "held"))
 
@@ -156,7 +189,13 @@ def test_a_change_is_said_whatever_leads_to_the_module(modules: dict[str, Any], 
 def test_what_has_no_effect_is_not_said(modules: dict[str, Any]) -> None:
     changes = ModuleChanges()
     ran(modules, "import own_config, torch.nn as nn", "own_config.LR = 3; own_config.LR = 1; own_config.count()")
-    ran(modules, "kept = nn.ReLU.forward\nnn.ReLU.forward = None\nnn.ReLU.forward = kept")
+    ran(
+        modules,
+        dedent("""\
+            kept = nn.ReLU.forward
+            nn.ReLU.forward = None
+            nn.ReLU.forward = kept"""),
+    )
     assert said(changes, modules, "own_config.LR", "own_config nn") == []
 
     ran(modules, "own_config.LR = 3")
@@ -167,7 +206,10 @@ def test_what_has_no_effect_is_not_said(modules: dict[str, Any]) -> None:
 
 
 def test_what_a_setup_does_is_not_said(modules: dict[str, Any]) -> None:
-    setup = "import own_registry\n@own_registry.MODELS.add\nclass A: pass"
+    setup = dedent("""\
+        import own_registry
+        @own_registry.MODELS.add
+        class A: pass""")
     ran(modules, "import own_registry", setup)
     assert said(ModuleChanges(), modules, "import own_registry", setups=(setup,)) == []
 
@@ -220,7 +262,12 @@ def test_a_cell_without_changes_waits_less_than_two_milliseconds(modules: dict[s
 @pytest.mark.slow
 def test_the_first_cell_that_reads_it_says_it(notebook: Notebook, tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text("LR = 1\n")
-    notebook.ok("import config, json\nconfig.LR = 3\ndef read(): return config.LR")
+    notebook.ok(
+        dedent("""\
+            import config, json
+            config.LR = 3
+            def read(): return config.LR""")
+    )
 
     assert notebook.ok("%%distributed --ranks 1\njson.dumps(1)").view == ""
     view = notebook.ok("%%distributed --ranks 1\nread()").view
@@ -234,6 +281,13 @@ def test_the_first_cell_that_reads_it_says_it(notebook: Notebook, tmp_path: Path
 
 def test_the_imports_of_a_cell_are_found_and_empty_lines_take_no_time() -> None:
     began_s = time.perf_counter()
-    source = "import a.b, c as d;  import e\nif x:\n    from f.g import h\n" + "\n" * 300_000
+    source = (
+        dedent("""\
+            import a.b, c as d;  import e
+            if x:
+                from f.g import h
+        """)
+        + "\n" * 300_000
+    )
     assert [*module_changes._imported_modules(source)] == ["a.b", "c", "e", "f.g"]
     assert time.perf_counter() - began_s < 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from jupyter_distrib.kernel.notebook.comment_syntax import magic_line, transform
@@ -59,7 +61,13 @@ def test_a_cell_that_begins_with_a_comment_is_distributed(book: Notebook) -> Non
 
 
 def test_errors_name_the_front_ends_lines(book: Notebook) -> None:
-    outcome = book.fails("\n# distributed: --ranks 2\nx = 1\n\n1 / 0")
+    outcome = book.fails(
+        dedent("""
+            # distributed: --ranks 2
+            x = 1
+
+            1 / 0""")
+    )
     assert outcome.ename == "ZeroDivisionError"
     assert "line 5" in outcome.traceback
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -145,7 +146,12 @@ async def later():
 
 
 def test_a_submitted_call_gives_a_value_for_each_rank_even_if_it_is_none(book: Notebook) -> None:
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x): return x")
+    book.ok(
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def work(x): return x""")
+    )
 
     assert (
         book.ok("run = work.submit(None)\nrun.result()[1] is None, list(run.result())").result == "(True, [None, None])"
@@ -156,7 +162,12 @@ def test_a_submitted_call_gives_a_value_for_each_rank_even_if_it_is_none(book: N
 
 
 def test_a_parameter_may_be_called_self(book: Notebook) -> None:
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=1)\ndef work(self): return self")
+    book.ok(
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=1)
+            def work(self): return self""")
+    )
 
     assert book.ok("work.distributed(self=1)[0], work.submit(self=2).result()[0], work(self=3)").result == "(1, 2, 3)"
 
@@ -237,13 +248,19 @@ def test_the_runs_of_several_calls_are_told_apart_by_their_arguments() -> None:
 
 def test_each_rank_has_a_value_and_none_is_one(book: Notebook) -> None:
     book.ok(
-        "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef first(x): return x if rank == 0 else None"
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def first(x): return x if rank == 0 else None""")
     )
 
     assert book.ok("values = first.distributed(7)\nlist(values), values[0], len(values)").result == "([7, None], 7, 2)"
 
 
-SIGNATURE = "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x, *, lr=0.1): return x"
+SIGNATURE = """\
+from jupyter_distrib import distributed
+@distributed(ranks=2)
+def work(x, *, lr=0.1): return x"""
 
 
 @pytest.mark.parametrize(
@@ -270,7 +287,12 @@ def test_arguments_that_do_not_fit_are_a_type_error_before_anything_starts(
 
 
 def test_to_start_ranks_from_a_rank_is_refused_with_the_call_to_write(book: Notebook) -> None:
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef inner(): return 5")
+    book.ok(
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def inner(): return 5""")
+    )
 
     outcome = book.fails("%%distributed --ranks 2\ninner.distributed()")
 
@@ -280,8 +302,12 @@ def test_to_start_ranks_from_a_rank_is_refused_with_the_call_to_write(book: Note
 
 def test_a_function_that_takes_too_long_is_stopped(book: Notebook) -> None:
     book.ok(
-        "from jupyter_distrib import distributed\n@distributed(ranks=2, timeout=0.2)\n"
-        "def work():\n    import time\n    while True: time.sleep(0.01)"
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2, timeout=0.2)
+            def work():
+                import time
+                while True: time.sleep(0.01)""")
     )
 
     outcome = book.fails("work.distributed()")
@@ -293,8 +319,10 @@ def test_a_function_that_takes_too_long_is_stopped(book: Notebook) -> None:
 def test_a_call_that_would_send_too_much_is_refused_with_the_names(book: Notebook) -> None:
     book.ok("import torch\ndata, small = torch.zeros(1_000_000), torch.zeros(10)")
     book.ok(
-        "from jupyter_distrib import distributed\n@distributed(ranks=2, max_capture='1MB')\n"
-        "def work(x): return len(x) + len(data) + len(small)"
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2, max_capture='1MB')
+            def work(x): return len(x) + len(data) + len(small)""")
     )
 
     refused = book.fails("work.distributed(small)")
@@ -312,7 +340,10 @@ def test_a_call_that_would_send_too_much_is_refused_with_the_names(book: Noteboo
 def test_remote_and_here_choose_the_pool(tmp_path: Path) -> None:
     settings = tmp_path / "pools.toml"
     settings.write_text('pool = "lab"\n[pools.lab]\nkind = "local"\nranks = 1\n')
-    define = "from jupyter_distrib import distributed\n@distributed(remote={}, ranks=1)\ndef work(): return 1"
+    define = dedent("""\
+        from jupyter_distrib import distributed
+        @distributed(remote={}, ranks=1)
+        def work(): return 1""")
     with Notebook(tmp_path, {"JUPYTER_DISTRIB_CONFIG": str(settings)}) as book:
         book.ok("%load_ext jupyter_distrib")
         message = f'add the line remote = "NAME" at the top of {settings}'
@@ -376,7 +407,12 @@ def test_a_run_that_nobody_came_to_wait_for_makes_room(book: Notebook, tmp_path:
 
 
 def test_a_function_that_returns_nothing_gives_results_of_nothing(book: Notebook) -> None:
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(): print('hello')")
+    book.ok(
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def work(): print('hello')""")
+    )
 
     outcome = book.ok("list(work.distributed())")
 
@@ -385,7 +421,13 @@ def test_a_function_that_returns_nothing_gives_results_of_nothing(book: Notebook
 
 
 def test_a_functions_failure_is_raised_with_its_own_lines(book: Notebook) -> None:
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x):\n    return 1 / x")
+    book.ok(
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def work(x):
+                return 1 / x""")
+    )
 
     outcome = book.fails("work.distributed(0)")
 
@@ -396,7 +438,12 @@ def test_a_functions_failure_is_raised_with_its_own_lines(book: Notebook) -> Non
 
 
 def test_a_submitted_function_gives_a_run(book: Notebook) -> None:
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x): return x")
+    book.ok(
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def work(x): return x""")
+    )
 
     assert book.ok("job = work.submit(4)\nlist(job.result(timeout_s=20))").result == "[4, 4]"
 
@@ -419,13 +466,24 @@ back = work.distributed(mine)
 
 def test_a_function_takes_a_handle_to_a_kept_value(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --keep table\ntable = [rank]")
-    book.ok("from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef look(x): return x")
+    book.ok(
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def look(x): return x""")
+    )
 
     assert book.ok("look.distributed(table)").result == "rank 0: [0]\nrank 1: [1]"
 
 
 def test_an_argument_that_cannot_be_sent_is_named(book: Notebook) -> None:
-    book.ok("import threading\nfrom jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x): return x")
+    book.ok(
+        dedent("""\
+            import threading
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def work(x): return x""")
+    )
 
     outcome = book.fails("work.distributed({'a': (i for i in ())})")
 
@@ -437,8 +495,16 @@ def test_an_argument_that_cannot_be_sent_is_named(book: Notebook) -> None:
 def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: Notebook) -> None:
     folder = Path(ast.literal_eval(book.ok("import os\nos.getcwd()").result))
     (folder / "jobs_of_api.py").write_text(
-        "import threading\nfrom jupyter_distrib import distributed\nLOCK = threading.Lock()\nSCALE = 3\n"
-        "@distributed(ranks=2)\ndef work(x):\n    with LOCK:\n        return x * SCALE, __name__\n"
+        dedent("""\
+            import threading
+            from jupyter_distrib import distributed
+            LOCK = threading.Lock()
+            SCALE = 3
+            @distributed(ranks=2)
+            def work(x):
+                with LOCK:
+                    return x * SCALE, __name__
+        """)
     )
     book.ok("import jobs_of_api")
 
@@ -448,23 +514,40 @@ def test_a_function_of_a_local_module_runs_with_the_modules_own_globals(book: No
 
 
 def test_autoreload_brings_an_imported_function_up_to_date(tmp_path: Path) -> None:
-    text = "from jupyter_distrib import distributed\nSIZE = 1\n@distributed(ranks=1)\ndef told(): return 'old', SIZE\n"
+    text = dedent("""\
+        from jupyter_distrib import distributed
+        SIZE = 1
+        @distributed(ranks=1)
+        def told(): return 'old', SIZE
+    """)
     (tmp_path / "reloaded.py").write_text(text)
     with Notebook(tmp_path) as book:
-        book.ok("%load_ext autoreload\n%autoreload 2\nfrom reloaded import told\nheld = [told]")
+        book.ok(
+            dedent("""\
+                %load_ext autoreload
+                %autoreload 2
+                from reloaded import told
+                held = [told]""")
+        )
         assert book.ok("told.distributed(), told()").result == "(rank 0: ('old', 1), ('old', 1))"
         (tmp_path / "reloaded.py").write_text(text.replace("old'", "new'").replace("SIZE = 1", "SIZE = 20"))
         assert book.ok("told.distributed(), held[0]()").result == "(rank 0: ('new', 20), ('new', 20))"
 
 
 def test_a_function_of_a_module_made_by_hand_is_sent(book: Notebook) -> None:
-    code = (
-        "from jupyter_distrib import distributed\nSIZE = 4\n@distributed(ranks=1)\ndef size(): return SIZE, inner()\n"
-        "def inner(): return SIZE\n"
-    )
+    code = dedent("""\
+        from jupyter_distrib import distributed
+        SIZE = 4
+        @distributed(ranks=1)
+        def size(): return SIZE, inner()
+        def inner(): return SIZE
+    """)
     book.ok(
-        "import sys, types\nmade = sys.modules['made_by_hand'] = types.ModuleType('made_by_hand')\n"
-        f"exec({code!r}, vars(made))\nmade.SIZE = 9"
+        dedent(f"""\
+            import sys, types
+            made = sys.modules['made_by_hand'] = types.ModuleType('made_by_hand')
+            exec({code!r}, vars(made))
+            made.SIZE = 9""")
     )
     assert book.ok("made.size.distributed()").result == "rank 0: (9, 9)"
     assert book.ok("%%distributed --ranks 1\nmade.size()").result == "rank 0: (9, 9)"
@@ -560,9 +643,17 @@ def test_a_script_run_by_ipython_can_call_a_distributed_function(tmp_path: Path)
 
 def test_a_scripts_failure_is_its_own_exception_with_a_plain_traceback(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "from jupyter_distrib import distributed\n@distributed(ranks=2)\ndef work(x):\n    return 1 / x\n"
-        "try:\n    work.distributed(0)\nexcept ZeroDivisionError as error:\n    print('caught', error, error.rank in (0, 1))\n"
-        "work.distributed(0)\n"
+        dedent("""\
+            from jupyter_distrib import distributed
+            @distributed(ranks=2)
+            def work(x):
+                return 1 / x
+            try:
+                work.distributed(0)
+            except ZeroDivisionError as error:
+                print('caught', error, error.rank in (0, 1))
+            work.distributed(0)
+        """)
     )
 
     done = run(tmp_path / "script.py")
@@ -734,7 +825,12 @@ def test_what_cannot_be_prepared_is_refused_in_one_sentence(book: Notebook, body
 
 
 def test_prepare_without_a_strategy_says_which_to_add(book: Notebook) -> None:
-    outcome = book.fails("%%distributed --ranks 2\nimport torch\njupyter_distrib.prepare(torch.nn.Linear(1, 1))")
+    outcome = book.fails(
+        dedent("""\
+            %%distributed --ranks 2
+            import torch
+            jupyter_distrib.prepare(torch.nn.Linear(1, 1))""")
+    )
 
     assert "add --strategy ddp to the first line of this cell" in outcome.traceback
 
@@ -790,7 +886,11 @@ x = torch.ones(1)
 dist.all_reduce(x)
 x.item()
 """
-    use_store = "import torch, torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+    use_store = dedent("""\
+        import torch, torch.distributed as dist
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        x.item()""")
     for _ in range(2):
         assert book.ok(DDP + use_store).result == "ranks 0-1: 2.0"
         assert book.ok("%%distributed --ranks 2\n1;").text == ""
@@ -844,7 +944,15 @@ def test_a_kept_prepared_model_trains_on_after_a_cell_that_spoilt_the_group(book
 
 def test_a_kept_prepared_model_trains_on_after_an_interrupt_inside_a_collective(book: Notebook) -> None:
     book.ok("%%distributed --ranks 2 --strategy ddp --keep model,optimizer,step\n" + KEPT)
-    book.start(DDP + "import time\nprint('ready')\nwhile rank == 1: time.sleep(0.01)\nstep()\nstep()")
+    book.start(
+        DDP
+        + dedent("""\
+            import time
+            print('ready')
+            while rank == 1: time.sleep(0.01)
+            step()
+            step()""")
+    )
     book.until("[0-1] ready")
     book.interrupt()
     assert book.finish().ename == "KeyboardInterrupt"

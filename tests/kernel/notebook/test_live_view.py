@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pexpect
 import pytest
@@ -73,7 +74,10 @@ def test_the_widget_and_the_overview_tell_how_far_a_stop_has_come(book: Notebook
 
 @pytest.mark.slow
 def test_no_run_leaves_a_widget_behind(book: Notebook) -> None:
-    count = "from ipywidgets.widgets.widget import _instances as _i\nimport comm\nprint(len(_i), len(comm.get_comm_manager().comms))"
+    count = dedent("""\
+        from ipywidgets.widgets.widget import _instances as _i
+        import comm
+        print(len(_i), len(comm.get_comm_manager().comms))""")
     book.cell(TRAIN, cell_id=CELL)
     before = book.cell(count).stdout
     for _ in range(2):
@@ -122,7 +126,10 @@ def test_the_environment_chooses_the_view(book: Notebook, choice: str, cell_id: 
 @pytest.mark.slow
 def test_without_anywidget_there_is_html(book: Notebook) -> None:
     book.ok(
-        "import sys\n_kept = {name: sys.modules.pop(name, None) for name in ('anywidget', 'jupyter_distrib.kernel.notebook.widget_model')}\nsys.modules['anywidget'] = None"
+        dedent("""\
+            import sys
+            _kept = {name: sys.modules.pop(name, None) for name in ('anywidget', 'jupyter_distrib.kernel.notebook.widget_model')}
+            sys.modules['anywidget'] = None""")
     )
     outcome = book.cell(TRAIN, cell_id=CELL)
     book.ok(
@@ -179,7 +186,13 @@ def test_a_run_that_ends_badly_settles_too(book: Notebook, how: str) -> None:
 
 @pytest.mark.slow
 def test_a_silent_run_that_was_shown_does_not_stay_running(book: Notebook) -> None:
-    outcome = book.cell("%%distributed --ranks 2\nimport time\ntime.sleep(1.6)", cell_id=CELL)
+    outcome = book.cell(
+        dedent("""\
+            %%distributed --ranks 2
+            import time
+            time.sleep(1.6)"""),
+        cell_id=CELL,
+    )
 
     assert outcome.kinds - {PNG} == {WIDGET, *STATIC}
     assert "running" not in outcome.view
@@ -201,7 +214,13 @@ def test_a_detached_run_has_its_view_at_once_and_settles_under_its_own_cell(book
 
 
 def test_stop_from_the_widget_reaches_the_run(book: Notebook) -> None:
-    outcome = book.cell("%%distributed --ranks 2 --detach --out run\nimport time\ntime.sleep(600)", cell_id=CELL)
+    outcome = book.cell(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out run
+            import time
+            time.sleep(600)"""),
+        cell_id=CELL,
+    )
     (widget,) = outcome.open_widgets
     asked = {"method": "custom", "content": {"op": "stop", "force": False}}
     book.client.shell_channel.send(book.client.session.msg("comm_msg", {"comm_id": widget, "data": asked}))
@@ -212,7 +231,11 @@ def test_stop_from_the_widget_reaches_the_run(book: Notebook) -> None:
 @pytest.mark.slow
 def test_messages_to_the_browser_are_few_whatever_ranks_print(book: Notebook) -> None:
     outcome = book.cell(
-        "%%distributed --ranks 2\nimport time\nend = time.time() + 2\nwhile time.time() < end: print('x' * 80)",
+        dedent("""\
+            %%distributed --ranks 2
+            import time
+            end = time.time() + 2
+            while time.time() < end: print('x' * 80)"""),
         cell_id=CELL,
     )
 
@@ -222,7 +245,11 @@ def test_messages_to_the_browser_are_few_whatever_ranks_print(book: Notebook) ->
 
 def test_the_output_of_a_saved_notebook_says_what_the_view_said(book: Notebook, tmp_path: Path) -> None:
     outcome = book.cell(
-        "%%distributed --ranks 2\nimport jupyter_distrib\nfor i in range(3): jupyter_distrib.report(loss=i)\nprint('<b>end</b>')"
+        dedent("""\
+            %%distributed --ranks 2
+            import jupyter_distrib
+            for i in range(3): jupyter_distrib.report(loss=i)
+            print('<b>end</b>')""")
     )
     html = next(iter(outcome.displays_html.values()))
 
@@ -280,7 +307,12 @@ def test_colab_which_names_no_cell_has_html_that_is_drawn_anew(book: Notebook) -
 
 
 STATUS = "import jupyter_distrib.kernel.notebook.live_view as view; view.STATUS_EVERY_S = 0.2"
-SLOW = "import time\nprint('begun', rank, flush=True)\ntime.sleep(1.5)\nprint('done', rank)\nrank + 40"
+SLOW = """\
+import time
+print('begun', rank, flush=True)
+time.sleep(1.5)
+print('done', rank)
+rank + 40"""
 
 
 @pytest.mark.slow

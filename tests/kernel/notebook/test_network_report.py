@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -65,7 +66,11 @@ nodes = 2
         assert all(float(speed) > 0 for *_, speed in ways)
         assert book.ok("kept[3]").result == "3"
         assert book.ok("len(session.current().history)").result == before
-        began = "%%distributed --ranks 4 --detach --out run\nimport os\nwhile not os.path.exists('go'):\n    pass"
+        began = dedent("""\
+            %%distributed --ranks 4 --detach --out run
+            import os
+            while not os.path.exists('go'):
+                pass""")
         book.ok(began)
         assert "of lab is not measured: its ranks are busy" in book.ok("%distributed_status --doctor").result
         (tmp_path / "go").touch()

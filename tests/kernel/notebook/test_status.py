@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -21,7 +22,10 @@ def book(shared_notebook: Notebook) -> Iterator[Notebook]:
     """The kernel of this module, without ranks and without the names of other tests."""
     yield shared_notebook
     shared_notebook.ok(
-        "%distributed_pool stop\nfrom jupyter_distrib.kernel.session import session as _s\n_s.current().choices.sizes.clear()"
+        dedent("""\
+            %distributed_pool stop
+            from jupyter_distrib.kernel.session import session as _s
+            _s.current().choices.sizes.clear()""")
     )
     shared_notebook.forget()
 
@@ -53,7 +57,12 @@ def test_the_status_shows_ranks_kept_values_and_runs_as_text(book: Notebook) -> 
 
 
 def test_the_status_shows_what_a_run_uses_and_has_used(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 2 --detach --out job\nheld = bytearray(60_000_000)\nwhile True: pass")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            held = bytearray(60_000_000)
+            while True: pass""")
+    )
     seen = "import time\nwhile not job.record.peak_rss_bytes: time.sleep(0.05)"
     text = book.ok(f"{seen}\nget_ipython().run_line_magic('distributed_status', '')").result
     assert re.search(r"^ *1 +running +cpu +\d+ +\d+\.\d MB +\d+ % cpu +local$", text, re.MULTILINE)
@@ -97,7 +106,11 @@ def test_the_status_without_ranks_says_what_starts_them(book: Notebook) -> None:
 
 def test_the_status_shows_a_detached_run_that_goes_on(book: Notebook) -> None:
     book.ok(
-        "%%distributed --ranks 2 --detach --out job\nimport time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            import time
+            print('up', flush=True)
+            while True: time.sleep(0.01)""")
     )
 
     text = book.ok("%distributed_status").result
@@ -229,7 +242,12 @@ def test_the_log_of_one_rank_of_an_earlier_run(book: Notebook) -> None:
 
 
 def test_the_log_of_the_run_that_a_name_holds(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 2 --out values\nprint('of values')\nrank")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --out values
+            print('of values')
+            rank""")
+    )
     book.ok("%%distributed --ranks 2 --detach --out job\nprint('of job')")
     book.ok("job.result()")
     book.ok(f"{ON_TWO}print('last')")
@@ -251,7 +269,12 @@ def test_a_rank_without_a_log_is_an_error_that_names_those_there_are(book: Noteb
 def test_logs_say_why_they_are_empty(book: Notebook) -> None:
     book.ok(f"{ON_TWO}if rank == 0: print('here')")
     assert re.fullmatch(r"Rank 1 of run \S+ has printed nothing\.\n", book.ok("%distributed_logs --rank 1").stdout)
-    book.ok("import jupyter_distrib\nfile = jupyter_distrib.runs()[-1].log_file(0)\nopen(file, 'w').close()")
+    book.ok(
+        dedent("""\
+            import jupyter_distrib
+            file = jupyter_distrib.runs()[-1].log_file(0)
+            open(file, 'w').close()""")
+    )
     told = r"Rank 0 of run \S+ printed more, but the log is empty or gone: \S+rank0\.log\n"
     assert re.fullmatch(told, book.ok("%distributed_logs").stdout)
     book.ok(f"{ON_TWO}pass")
@@ -265,7 +288,13 @@ def test_there_is_no_log_before_the_first_run(tmp_path: Path) -> None:
 
 
 def test_the_log_of_a_run_that_goes_on_can_be_read(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 1 --detach --out job\nimport time\nprint('so far')\nwhile True: time.sleep(0.01)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 1 --detach --out job
+            import time
+            print('so far')
+            while True: time.sleep(0.01)""")
+    )
     wait = "import time\nwhile 'so far' not in job.logs(0): time.sleep(0.005)"
     book.ok(wait)
 
@@ -274,7 +303,12 @@ def test_the_log_of_a_run_that_goes_on_can_be_read(book: Notebook) -> None:
 
 
 def test_a_detached_run_can_be_attached_again(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 2 --detach --out job\nprint('shown again')\nrank + 1")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --detach --out job
+            print('shown again')
+            rank + 1""")
+    )
     book.ok("job.result(timeout_s=20)")
 
     outcome = book.ok(

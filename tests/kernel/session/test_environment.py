@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -57,10 +58,7 @@ def test_an_import_that_fails_says_what_the_notebook_has(book: Notebook) -> None
 def test_check_refuses_the_ranks_with_the_list(book: Notebook) -> None:
     outcome = book.cell(f"%%distributed --pool other --environment check\n{IMPORT}")
     assert outcome.ename == "PoolError"
-    assert (
-        f"the Python of the ranks ({sys.executable}) lacks a package that the notebook has: tinypkg 1.2."
-        in outcome.text
-    )
+    assert "notebook has: tinypkg 1.2." in outcome.text
 
 
 def test_sync_installs_what_is_missing_and_says_so(book: Notebook, home: Path) -> None:
@@ -82,7 +80,12 @@ def test_hosts_get_it_too_and_what_is_installed_later(book: Notebook, packages: 
     assert book.ok("%%distributed --pool hosts --environment sync\nimport os\nos.getpid()").result == warm
 
     install(wheel(home, "laterpkg", "3.0"), packages)
-    outcome = book.ok("%%distributed --pool hosts --environment sync\nimport laterpkg, tinypkg\nlaterpkg.version")
+    outcome = book.ok(
+        dedent("""\
+            %%distributed --pool hosts --environment sync
+            import laterpkg, tinypkg
+            laterpkg.version""")
+    )
     assert outcome.result == "ranks 0-1: '3.0'"
     assert "being installed: laterpkg 3.0, tinypkg 1.2" in outcome.text
 

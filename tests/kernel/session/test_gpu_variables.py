@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import dedent
 
 import pytest
 
@@ -66,7 +67,10 @@ def test_on_ranks_that_keep_something_they_are_told_to_be_not_in_force(book: Not
 
 @pytest.mark.slow
 def test_on_cpu_ranks_nothing_is_replaced(book: Notebook) -> None:
-    cell = "%%distributed --ranks 1\nimport os\nos.getpid()"
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import os
+        os.getpid()""")
     before = book.ok(cell).result
 
     book.ok(SET.format(value="expandable_segments:True"))

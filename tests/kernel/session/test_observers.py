@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -110,8 +111,11 @@ def last(book: Notebook, what: str) -> str:
 
 def test_an_observer_sees_a_whole_run_and_its_environment_reaches_the_ranks(book: Notebook) -> None:
     outcome = book.ok(
-        "%%distributed --ranks 2 --env BOTH=cell --keep kept\n"
-        "kept = jupyter_distrib.report(loss=float(rank))\nprint('line')\nos.environ['WATCHED'], os.environ['BOTH']"
+        dedent("""\
+            %%distributed --ranks 2 --env BOTH=cell --keep kept
+            kept = jupyter_distrib.report(loss=float(rank))
+            print('line')
+            os.environ['WATCHED'], os.environ['BOTH']""")
     )
     run = last(book, "o.run.id").strip("'")
     assert outcome.result == f"ranks 0-1: ('{run}', 'cell')"
@@ -134,9 +138,12 @@ def test_an_observer_sees_a_whole_run_and_its_environment_reaches_the_ranks(book
 
 def test_what_it_chooses_in_the_notebook_holds_for_the_run_that_begins(book: Notebook) -> None:
     book.ok(
-        "theirs_begin = theirs.Watching.begin\n"
-        "def begin(self):\n    os.environ['CHOSEN'] = self.run.id\n    return theirs_begin(self)\n"
-        "theirs.Watching.begin = begin"
+        dedent("""\
+            theirs_begin = theirs.Watching.begin
+            def begin(self):
+                os.environ['CHOSEN'] = self.run.id
+                return theirs_begin(self)
+            theirs.Watching.begin = begin""")
     )
     try:
         for _ in range(2):
@@ -218,13 +225,20 @@ def test_a_press_ends_the_wait_for_one_that_hangs(tmp_path: Path, package: dict[
     wait = "observers.FINISH_S = 1000.0; observers.BEGIN_S = 1000.0"
     with Notebook(tmp_path, env=package) as book:
         book.ok(
-            f"%load_ext jupyter_distrib\nimport theirs\nfrom jupyter_distrib.kernel.session.runs import observers\n{wait}"
+            dedent(f"""\
+                %load_ext jupyter_distrib
+                import theirs
+                from jupyter_distrib.kernel.session.runs import observers
+                {wait}""")
         )
         book.ok("theirs.active = {'hanging'}\nprinted = theirs.Hanging.observe\n")
         book.ok(
-            "def observe(self, event, record):\n"
-            "    if type(event).__name__ == 'Ended':\n        print('the end', flush=True)\n        theirs.never.wait()\n"
-            "theirs.Hanging.observe = observe"
+            dedent("""\
+                def observe(self, event, record):
+                    if type(event).__name__ == 'Ended':
+                        print('the end', flush=True)
+                        theirs.never.wait()
+                theirs.Hanging.observe = observe""")
         )
         book.start("%%distributed --ranks 2\nrank")
         book.until("the end")
@@ -238,8 +252,13 @@ def test_detached_and_attached_runs_are_observed(tmp_path: Path, package: dict[s
     with Notebook(tmp_path, env=package) as book:
         book.ok("%load_ext jupyter_distrib\nimport os, theirs, jupyter_distrib")
         book.ok(
-            "%%distributed --ranks 2 --detach --out run\njupyter_distrib.report(loss=1.0)\n"
-            "print('begun')\nwhile not os.path.exists('go'):\n    pass\nos.environ['WATCHED']"
+            dedent("""\
+                %%distributed --ranks 2 --detach --out run
+                jupyter_distrib.report(loss=1.0)
+                print('begun')
+                while not os.path.exists('go'):
+                    pass
+                os.environ['WATCHED']""")
         )
         run = book.ok(done + "o.run.id").result.strip("'")
         assert book.ok("o.run.detached, o.run.attached").result == "(True, False)"

@@ -65,7 +65,7 @@ def test_what_a_rank_sends_is_unpacked_up_to_a_limit(
     for limit in ("TRACE_BYTES", "MEMORY_BYTES"):
         monkeypatch.setattr(trace_writer, limit, 1000)  # with the real ones, it takes seconds to pack a part
     note = written(tmp_path, trace, memory)[-1]
-    assert "could not be written into runs/aaa-1" in note
+    assert "could not be written" in note
     assert why in note
     assert sum(each.stat().st_size for each in (tmp_path / "runs" / "aaa-1").iterdir()) < 1000
 

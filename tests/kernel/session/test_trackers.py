@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,10 +164,11 @@ def test_an_unknown_tracker_in_the_settings_is_an_error_with_its_line(
 
 
 def test_a_tracker_whose_library_is_missing_is_refused_with_the_command() -> None:
-    code = (
-        "import sys, importlib.util\nimportlib.util.find_spec = lambda name: None\n"
-        "from jupyter_distrib.kernel import trackers\ntrackers.check_installed(('mlflow',))"
-    )
+    code = dedent("""\
+        import sys, importlib.util
+        importlib.util.find_spec = lambda name: None
+        from jupyter_distrib.kernel import trackers
+        trackers.check_installed(('mlflow',))""")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
         "jupyter_distrib.errors.OptionsError: --track mlflow needs the package mlflow, which is not installed here: "
@@ -241,7 +243,7 @@ def test_a_tracker_follows_while_the_library_that_it_names_is_loaded(
 @pytest.mark.parametrize("library", ["no_such_library", "no_such.library"])
 def test_the_library_that_a_tracker_names_must_be_installed(built_in: Callable[..., None], library: str) -> None:
     built_in("comet", library=library)
-    with pytest.raises(OptionsError, match=f"--track comet needs the package {library}, which is not installed here"):
+    with pytest.raises(OptionsError, match=f"needs the package {library},"):
         trackers.check_installed(["comet"])
 
 
@@ -276,7 +278,7 @@ def test_another_package_brings_a_tracker_that_is_loaded_when_it_is_asked_for(bo
 @pytest.mark.slow
 def test_the_library_of_a_tracker_of_another_package_must_be_installed(book: Notebook) -> None:
     refused = book.fails("%%distributed --ranks 1 --track lacking\n1").text
-    assert "--track lacking needs the package no_such_library, which is not installed here: install it, or" in refused
+    assert "needs the package no_such_library" in refused
 
 
 @pytest.mark.slow

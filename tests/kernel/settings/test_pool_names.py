@@ -8,6 +8,7 @@ import sysconfig
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -57,7 +58,11 @@ def rows(book: Notebook) -> dict[str, list[str]]:
 
 def test_a_cell_uses_the_default_pool_of_the_file(book: Notebook) -> None:
     outcome = book.ok(
-        "%%distributed\nimport torch.distributed as dist\nprint('here')\n(world_size, dist.is_initialized())"
+        dedent("""\
+            %%distributed
+            import torch.distributed as dist
+            print('here')
+            (world_size, dist.is_initialized())""")
     )
     assert outcome.result == "ranks 0-1: (2, True)"
     assert "pool two from jupyter_distrib.toml, strategy ddp from jupyter_distrib.toml" in outcome.view.replace(
@@ -97,7 +102,7 @@ def test_a_pool_of_the_notebook_is_added_used_and_removed(book: Notebook) -> Non
 
 def test_a_broken_file_is_one_sentence_and_the_next_cell_works(book: Notebook, home: Path) -> None:
     (home / "jupyter_distrib.toml").write_text('pool = "two"\n[pools.two]\nkind = "local"\nrank = 2\n')
-    for line in ("%%distributed\n1", "%distributed_pool"):
+    for line in ("%%distributed\n1", "%distributed_pool start"):
         assert book.fails(line).traceback == (
             "OptionsError: jupyter_distrib.toml, line 4: unknown option rank: did you mean ranks?"
         )
@@ -106,7 +111,13 @@ def test_a_broken_file_is_one_sentence_and_the_next_cell_works(book: Notebook, h
 
 
 def test_a_cell_can_wait_for_the_one_before(book: Notebook) -> None:
-    book.ok("%%distributed --detach --out run\nimport time\ntime.sleep(0.5)\n'first'")
+    book.ok(
+        dedent("""\
+            %%distributed --detach --out run
+            import time
+            time.sleep(0.5)
+            'first'""")
+    )
     book.ok("%%distributed --ranks 2\nrank;")  # a detached run has ranks of its own
     assert book.ok("run.result()").result == "ranks 0-1: 'first'"
 
@@ -142,7 +153,12 @@ def test_a_pool_has_an_interpreter_of_its_own(book: Notebook, tmp_path: Path) ->
     python = environment(tmp_path / "env", libraries=True)
     (python.parent.parent / "lib").glob("python*")
     book.ok(f"%distributed_pool add other --kind local --ranks 2 --strategy none --python {python}")
-    outcome = book.ok("%%distributed --pool other\nimport os, sys, torch\n(sys.prefix, torch.ones(2).sum().item())")
+    outcome = book.ok(
+        dedent("""\
+            %%distributed --pool other
+            import os, sys, torch
+            (sys.prefix, torch.ones(2).sum().item())""")
+    )
     assert outcome.result == f"ranks 0-1: ({str(python.parent.parent)!r}, 2.0)"
     assert book.ok("%%distributed --pool two\nimport sys\nsys.prefix").result != outcome.result
     book.ok("%distributed_pool remove other")
@@ -285,7 +301,11 @@ def test_packages_that_lie_in_the_notebooks_folder_bring_no_code(tmp_path: Path,
 def test_a_package_in_the_notebooks_folder_does_not_replace_an_installed_strategy(tmp_path: Path) -> None:
     home, installed, trace = tmp_path / "home", tmp_path / "installed", tmp_path / "it_has_run"
     points = "[jupyter_distrib.strategies]\nmine = {module}:Mine\n"
-    honest = "from jupyter_distrib.extend import Strategy\nclass Mine(Strategy):\n    pass\n"
+    honest = dedent("""\
+        from jupyter_distrib.extend import Strategy
+        class Mine(Strategy):
+            pass
+    """)
     home.mkdir(), installed.mkdir()
     env = bring(installed, points.format(module="honest"), honest=honest)
     bring(home, points.format(module="planted"), planted=f"open({str(trace)!r}, 'w')\n{honest}")

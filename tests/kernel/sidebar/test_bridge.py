@@ -6,6 +6,7 @@ import queue
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -94,7 +95,13 @@ def test_what_is_picked_is_what_the_next_run_uses_and_its_view_says_so(book: Not
     assert ask(book, op="pick", pool="local", strategy="ddp", size={"ranks": 3})["ok"]
 
     assert overview(book)["next"]["line"] == "%%distributed --ranks 3 --strategy ddp"
-    outcome = book.ok("%%distributed\nprint('hello')\nimport torch.distributed as dist\ndist.get_world_size()")
+    outcome = book.ok(
+        dedent("""\
+            %%distributed
+            print('hello')
+            import torch.distributed as dist
+            dist.get_world_size()""")
+    )
     assert outcome.result == "ranks 0-2: 3"
     assert "strategy ddp and number of ranks from the sidebar" in outcome.view
 
@@ -189,7 +196,12 @@ def test_news_go_on_after_trouble(notebook: Notebook, breaking: str, mending: st
         "here = session.current(); kind = type(here.identity); label = kind.label; news = frontend._installed._news"
     )
     notebook.ok(breaking)
-    notebook.ok("here.changed()\nimport time\nwhile news._news.is_set(): time.sleep(0.01)")
+    notebook.ok(
+        dedent("""\
+            here.changed()
+            import time
+            while news._news.is_set(): time.sleep(0.01)""")
+    )
     notebook.ok(mending)
     drain(notebook)
     ask(notebook, op="pick", strategy="ddp")
@@ -199,7 +211,7 @@ def test_news_go_on_after_trouble(notebook: Notebook, breaking: str, mending: st
 def test_a_missing_folder_is_reported(notebook: Notebook) -> None:
     notebook.ok("import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')")
     seen = overview(notebook)
-    assert "the notebook's working folder was deleted or moved" in seen["trouble"]["text"]
+    assert "was deleted or moved" in seen["trouble"]["text"]
     assert seen["next"]["line"] == "%%distributed"
 
 
@@ -285,7 +297,11 @@ def test_ranks_that_cannot_be_had_are_a_sentence_that_can_be_dismissed(book: Not
         "from jupyter_distrib.kernel.session import session\npools = session.current().pools; saved = pools.start_ranks"
     )
     book.ok(
-        "from jupyter_distrib.errors import PoolError\ndef refuse(*_):\n    raise PoolError('no room')\npools.start_ranks = refuse"
+        dedent("""\
+            from jupyter_distrib.errors import PoolError
+            def refuse(*_):
+                raise PoolError('no room')
+            pools.start_ranks = refuse""")
     )
     drain(book)
     assert ask(book, op="start", pool="local", ranks=2)["ok"]
@@ -325,10 +341,12 @@ def test_restarted_ranks_are_on_the_same_type_of_gpu(book: Notebook) -> None:
         pytest.skip("this machine has GPUs")
     book.ok("%%distributed --ranks 2\nrank")
     book.ok(
-        "from jupyter_distrib.kernel.session import session\n"
-        "from jupyter_distrib.kernel.settings.cell_options import GroupSize\nfrom dataclasses import replace\n"
-        "group = session.current().pools.groups()[-1]\n"
-        "group.gpus, group.asked = True, replace(group.asked, size=GroupSize(count=2, gpu_type='A10'))"
+        dedent("""\
+            from jupyter_distrib.kernel.session import session
+            from jupyter_distrib.kernel.settings.cell_options import GroupSize
+            from dataclasses import replace
+            group = session.current().pools.groups()[-1]
+            group.gpus, group.asked = True, replace(group.asked, size=GroupSize(count=2, gpu_type='A10'))""")
     )
     assert "--gpu-type A10, but" in refused(book, op="restart")
 
@@ -348,7 +366,12 @@ def test_a_refresh_tells_of_the_node_and_of_who_holds_its_devices(book: Notebook
 
 
 def test_a_log_is_shown_by_its_end_with_whole_lines(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 2\nfor i in range(60000):\n    print('line', i)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2
+            for i in range(60000):
+                print('line', i)""")
+    )
     run = overview(book)["runs"][0]
 
     answer = ask(book, op="logs", run=run["run"], rank=1)
@@ -377,8 +400,12 @@ def test_a_log_reads_as_it_would_stand_in_a_terminal(book: Notebook) -> None:
 def test_saved_runs_are_listed_searched_and_compared(book: Notebook) -> None:
     for lr in (1.0, 3.0):
         book.ok(
-            f"%%distributed --ranks 2 --timeout {60 * lr:.0f}\nimport jupyter_distrib\n"
-            f"rate_of_this_test = {lr}\nfor step in range(3):\n    jupyter_distrib.report(loss=rate_of_this_test * step)"
+            dedent(f"""\
+                %%distributed --ranks 2 --timeout {60 * lr:.0f}
+                import jupyter_distrib
+                rate_of_this_test = {lr}
+                for step in range(3):
+                    jupyter_distrib.report(loss=rate_of_this_test * step)""")
         )
     found = ask(book, op="history", words="rate_of_this_test report")
     newer, older = found["saved"]
@@ -401,8 +428,12 @@ def test_saved_runs_are_listed_searched_and_compared(book: Notebook) -> None:
 def test_a_run_has_a_page_while_it_goes_on_when_it_is_over_and_saved(book: Notebook, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
     book.start(
-        f"%%distributed --ranks 2 --detach\nimport os, time, jupyter_distrib\nprint('begun <b>', flush=True)\n"
-        f"jupyter_distrib.report(loss=3.0 + rank)\nwhile not os.path.exists({str(enough)!r}): time.sleep(0.01)"
+        dedent(f"""\
+            %%distributed --ranks 2 --detach
+            import os, time, jupyter_distrib
+            print('begun <b>', flush=True)
+            jupyter_distrib.report(loss=3.0 + rank)
+            while not os.path.exists({str(enough)!r}): time.sleep(0.01)""")
     )
     wait_until(lambda: overview(book)["runs"][0]["state"] == "running")
     run = overview(book)["runs"][0]["run"]
@@ -470,7 +501,13 @@ def settled(book: Notebook, cell: str, cell_id: str = "") -> dict[str, Any]:
 
 
 def test_what_a_cell_shows_in_the_end_is_kept_for_pages_that_missed_it(book: Notebook) -> None:
-    told = settled(book, "%%distributed --ranks 2\nprint('hello')\nrank")
+    told = settled(
+        book,
+        dedent("""\
+            %%distributed --ranks 2
+            print('hello')
+            rank"""),
+    )
 
     (view,), (value,) = told["views"], told["outcome"]
     assert "[0-1] hello" in view["output"]["data"]["text/plain"]
@@ -512,7 +549,14 @@ def test_what_a_page_has_saved_is_not_kept(book: Notebook) -> None:
 
 
 def test_what_is_saved_still_comes_to_a_page_that_loaded_an_older_file_or_shows_it_live(book: Notebook) -> None:
-    told = settled(book, "%%distributed --ranks 2\nprint('hello')\nrank", cell_id="c-3")
+    told = settled(
+        book,
+        dedent("""\
+            %%distributed --ranks 2
+            print('hello')
+            rank"""),
+        cell_id="c-3",
+    )
     runs = [view["run"] for view in told["views"]]
     ask(book, op="saved", runs=runs, saved_ms=2000)
 
@@ -536,7 +580,11 @@ def test_a_cell_that_is_being_executed_again_has_no_earlier_output(book: Noteboo
     told = settled(book, "%%distributed --ranks 2\nprint('hello')", cell_id="c-2")
     assert told["cell"] == "c-2"
     book.start(
-        f"import os\nprint('begun', flush=True)\nwhile not os.path.exists({str(tmp_path / 'go')!r}): pass", "c-2"
+        dedent(f"""\
+            import os
+            print('begun', flush=True)
+            while not os.path.exists({str(tmp_path / "go")!r}): pass"""),
+        "c-2",
     )
     book.until("begun")
     kept = [each["cell"] for each in ask(book, op="settled")["settled"]]
@@ -596,9 +644,10 @@ def test_loading_twice_is_harmless_and_unloading_leaves_nothing(notebook: Notebo
     notebook.ok("%unload_ext jupyter_distrib")
 
     left = notebook.ok(
-        "import threading, comm\n"
-        "kernel = get_ipython().kernel\n"
-        "print('distrib_request' in kernel.control_handlers, 'jupyter_distrib-events' in comm.get_comm_manager().comms)"
+        dedent("""\
+            import threading, comm
+            kernel = get_ipython().kernel
+            print('distrib_request' in kernel.control_handlers, 'jupyter_distrib-events' in comm.get_comm_manager().comms)""")
     )
     assert left.stdout.strip() == "False False"
     notebook.client.comm_info(target_name=bridge.COMM)

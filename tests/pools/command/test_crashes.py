@@ -11,7 +11,11 @@ from tests.product import crash_cases
 pytestmark = pytest.mark.slow
 
 LINE = f"%%distributed {POOL} --ranks 2 --strategy ddp"
-GOOD = "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)"
+GOOD = """\
+import torch, torch.distributed as dist
+t = torch.ones(1)
+dist.all_reduce(t)
+int(t)"""
 
 
 @pytest.mark.parametrize(("where", "how"), [pytest.param(*case, id=" ".join(case)) for case in crash_cases.FEW])

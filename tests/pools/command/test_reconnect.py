@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -96,7 +97,13 @@ def test_a_large_value_comes_whole_in_both_directions(bed: Bed) -> None:
 
 
 def test_stop_reaches_ranks_whose_connection_has_just_broken(bed: Bed) -> None:
-    run = bed.client.start(bed.group, "import time\nprint('in', flush=True)\ntime.sleep(100)")
+    run = bed.client.start(
+        bed.group,
+        dedent("""\
+            import time
+            print('in', flush=True)
+            time.sleep(100)"""),
+    )
     while not isinstance(bed.client.seen.get(timeout=60), Wrote):
         pass
     bed.breaks("a", 1)

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -15,10 +16,11 @@ pytestmark = pytest.mark.slow
 
 POOL = f"--pool command --hosts a,b --start 'env HOST={{host}} {{python}}' --python {sys.executable} --interface lo --nodes 2"
 FIRST = "import os, signal\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-SUM = (
-    "import torch, torch.distributed as dist\nones = torch.ones(1)\ndist.all_reduce(ones)\n"
-    "(int(ones), os.environ['TORCHELASTIC_RESTART_COUNT'])"
-)
+SUM = """\
+import torch, torch.distributed as dist
+ones = torch.ones(1)
+dist.all_reduce(ones)
+(int(ones), os.environ['TORCHELASTIC_RESTART_COUNT'])"""
 
 
 def lines(strategy: str = "ddp", restarts: int = 2) -> str:

@@ -13,7 +13,11 @@ from tests.pools.command.test_restarts import POOL
 pytestmark = pytest.mark.slow
 
 HEAD = f"%%distributed {POOL} --ranks 2 --strategy ddp\nimport os, signal, torch, torch.distributed as dist\n"
-PIDS = "t = torch.ones(1)\ndist.all_reduce(t)\nprint('pid', os.getpid())\nint(t)"
+PIDS = """\
+t = torch.ones(1)
+dist.all_reduce(t)
+print('pid', os.getpid())
+int(t)"""
 
 
 def pids(notebook: Notebook) -> list[str]:

@@ -69,7 +69,11 @@ def net(tmp_path: Path) -> Iterator[Net]:
     one.close()
 
 
-MEETS = "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+MEETS = """\
+import torch, torch.distributed as dist
+t = torch.ones(1)
+dist.all_reduce(t)
+t.item()"""
 
 
 @pytest.mark.parametrize("cut", [LOST, REFUSED])
@@ -108,7 +112,7 @@ def test_what_is_not_torchs_says_it_as_well(net: Net, source: str, strategy: str
         outcome = client.run(group, source, strategy=strategy)
         assert time.monotonic() - began_s < 8
         text = next(failed.failure.message for failed in outcome.of(Failed) if failed.rank == 1)
-        assert f"node n2 does not reach the node of rank 0 at {NODE1}" in text, text
+        assert "n2 does not reach" in text, text
     finally:
         client.close()
 
@@ -129,4 +133,4 @@ def test_the_doctor_says_it(net: Net, tmp_path: Path) -> None:
         book.ok("%load_ext jupyter_distrib")
         book.ok("%%distributed --ranks 2\nrank")
         told = book.ok("%distributed_status --doctor").text
-        assert f"node n2 does not reach the node of rank 0 at {NODE1}" in told, told
+        assert "n2 does not reach" in told, told

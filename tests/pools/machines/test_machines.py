@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import pytest
@@ -70,7 +71,12 @@ def ended(cloud: Cloud, limit_s: float = 30) -> bool:
 def test_a_cell_starts_the_machine_and_nobody_ends_it_while_cells_run(rented: Notebook, cloud: Cloud) -> None:
     first = rented.ok("%%distributed\nrank")
     assert first.result == "rank 0: 0\nrank 1: 1"
-    rented.ok("%%distributed\nimport time\ntime.sleep(5)")
+    rented.ok(
+        dedent("""\
+            %%distributed
+            import time
+            time.sleep(5)""")
+    )
     assert cloud.calls() == ["up", "hosts"]
     assert ended(cloud)
     assert rented.ok("%%distributed\nrank").result == "rank 0: 0\nrank 1: 1"
@@ -106,7 +112,11 @@ def test_a_detached_run_holds_it(tmp_path: Path, cloud: Cloud) -> None:
     with opened(tmp_path, cloud, down_after="1s") as book:
         done = tmp_path / "done"
         book.ok(
-            f"%%distributed --detach\nimport os, time\nwhile not os.path.exists({str(done)!r}):\n    time.sleep(0.1)"
+            dedent(f"""\
+                %%distributed --detach
+                import os, time
+                while not os.path.exists({str(done)!r}):
+                    time.sleep(0.1)""")
         )
     assert not wait_until(lambda: "down" in cloud.calls(), 5)
     done.touch()
@@ -179,9 +189,15 @@ def test_a_machine_that_is_gone_is_replaced(tmp_path: Path, cloud: Cloud) -> Non
 
 def test_at_most_ends_a_running_cell_with_the_reason(tmp_path: Path, cloud: Cloud) -> None:
     with opened(tmp_path, cloud, at_most="40s") as book:
-        failed = book.cell("%%distributed\nimport time\ntime.sleep(100)", timeout_s=100)
+        failed = book.cell(
+            dedent("""\
+                %%distributed
+                import time
+                time.sleep(100)"""),
+            timeout_s=100,
+        )
         assert "at_most = 40s was over" in failed.text
-        assert "the time limit ends these ranks in" in failed.text
+        assert "these ranks reach the time limit in" in failed.text
     assert ended(cloud)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from textwrap import dedent
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -62,8 +63,14 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
 
 CELLS = {
     "a text": "str(torch.device('cuda:0' if rank is None else 'cpu'))",
-    "in a function": "def on():\n    return [str(torch.device('cuda:0'))][0]\non()",
-    "in a method": "class Trainer:\n    def device(self): return torch.device('cuda:0')\nstr(Trainer().device())",
+    "in a function": dedent("""\
+        def on():
+            return [str(torch.device('cuda:0'))][0]
+        on()"""),
+    "in a method": dedent("""\
+        class Trainer:
+            def device(self): return torch.device('cuda:0')
+        str(Trainer().device())"""),
     "in a default": "def on(device='cuda:0'): return device\non()",
 }
 
@@ -129,10 +136,10 @@ def test_the_first_gpu_as_a_context_is_the_own_one(rank: Rank) -> None:
 def test_devices_that_the_cell_makes_are_torchs_own(rank: Rank) -> None:
     """Code that looks at classes of devices notices nothing, and torch's own calls mean what they say."""
     found = rank.run(
-        "import copy, pickle\nmade = torch.device('cuda', 0)\n"
-        "isinstance(made, torch.device), type(made) == torch.device, issubclass(type(made), torch.device), "
-        "copy.deepcopy(made), pickle.loads(pickle.dumps(made)), pickle.loads(pickle.dumps(torch.device)), "
-        "{torch.device: 1}[type(made)]"
+        dedent("""\
+            import copy, pickle
+            made = torch.device('cuda', 0)
+            isinstance(made, torch.device), type(made) == torch.device, issubclass(type(made), torch.device), copy.deepcopy(made), pickle.loads(pickle.dumps(made)), pickle.loads(pickle.dumps(torch.device)), {torch.device: 1}[type(made)]""")
     )
     rank.patches.undo()
 
@@ -152,9 +159,12 @@ def test_a_device_of_torchs_own_code_is_left_alone(rank: Rank) -> None:
 def test_compiled_functions_are_traced_as_always(rank: Rank) -> None:
     """In one graph, without a break at the class of devices or at `to`."""
     found: Any = rank.run(
-        "def made(x):\n    device = torch.device('cpu')\n    assert isinstance(x.device, torch.device)\n"
-        "    return x.to(device).to(torch.float64) + torch.ones(2, device=device)\n"
-        "torch.compile(made, backend='eager', fullgraph=True)(torch.ones(2))"
+        dedent("""\
+            def made(x):
+                device = torch.device('cpu')
+                assert isinstance(x.device, torch.device)
+                return x.to(device).to(torch.float64) + torch.ones(2, device=device)
+            torch.compile(made, backend='eager', fullgraph=True)(torch.ones(2))""")
     )
     assert found.tolist() == [2.0, 2.0]
 
@@ -184,7 +194,12 @@ def made(source: str) -> Any:
 
 def test_what_the_notebook_has_sent_means_the_own_device(rank: Rank) -> None:
     function = made("def made(device='cuda:0'): return device")
-    trainer = made("class Trainer:\n  def __init__(self): self.device = torch.device('cuda:0')\nmade = Trainer()")
+    trainer = made(
+        dedent("""\
+            class Trainer:
+              def __init__(self): self.device = torch.device('cuda:0')
+            made = Trainer()""")
+    )
     options = argparse.Namespace(device="cuda:0", size=1), SimpleNamespace(device=FIRST), {"device": "cuda:0"}
 
     found = rank.run(

@@ -1,4 +1,5 @@
-"""Sums of weights from two ranks: whether they are of the same weights."""
+"""Sums of weights from two ranks: whether they are of the same weights. Whether two ranks have read their weights after
+the same steps, and have the same learning rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which losses are sums over a batch."""
+"""Which losses are sums over a batch, and which learning rates are computed from the length of the whole loader."""
 
 from __future__ import annotations
 

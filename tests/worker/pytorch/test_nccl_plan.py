@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -179,9 +180,12 @@ def test_ranks_that_wait_for_one_that_has_left_are_stopped_and_told_so(book: Not
 def test_a_rank_that_nccl_does_not_let_go_of_is_replaced(book: Notebook) -> None:
     before = trained(book)
     book.ok(
-        "%%distributed --gpus 2\nimport time\nfrom jupyter_distrib.worker.pytorch import private, process_group\n"
-        "process_group.GIVE_UP_S = 0.2\n"
-        "if rank == 1: private.abort_groups = lambda: time.sleep(600)"
+        dedent("""\
+            %%distributed --gpus 2
+            import time
+            from jupyter_distrib.worker.pytorch import private, process_group
+            process_group.GIVE_UP_S = 0.2
+            if rank == 1: private.abort_groups = lambda: time.sleep(600)""")
     )
 
     book.fails(HEAD + LOOP + "    if rank == 1 and step == 50: raise ValueError('mine')")
@@ -195,12 +199,22 @@ def test_work_that_waits_for_others_is_aborted_and_a_kept_value_in_the_midst_of_
     bed: GpuBed, book: Notebook, tmp_path: Path
 ) -> None:
     """Every rank has ended the cell by itself: nobody was cut."""
-    book.ok("%%distributed --gpus 2 --strategy ddp --keep w,v\nimport torch\nw, v = torch.ones(2), [1]")
+    book.ok(
+        dedent("""\
+            %%distributed --gpus 2 --strategy ddp --keep w,v
+            import torch
+            w, v = torch.ones(2), [1]""")
+    )
     bed.state["synchronize"] = {"error": "", "seconds": 3.0}
     bed.write()
     book.fails(f"{HEAD}w\nraise ValueError('mine')")
 
-    read = book.ok("%%distributed --gpus 2\nw, v\nrank")
+    read = book.ok(
+        dedent("""\
+            %%distributed --gpus 2
+            w, v
+            rank""")
+    )
 
     assert re.search(r"`w` was in the middle of a step when Cell In\[\d+\] ended: load a checkpoint", read.view)
     assert "`v`" not in read.view

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ast import literal_eval
+from textwrap import dedent
 
 import pytest
 import torch
@@ -65,7 +66,12 @@ def test_warm_ranks_that_have_drawn_apart_draw_the_same_in_the_next_training(
 
 
 def test_what_was_seeded_goes_on_where_rank_0_is(book: Notebook) -> None:
-    seeds = book.ok("%%distributed --ranks 2 --fresh\nimport torch\ntorch.manual_seed(rank);")
+    seeds = book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --fresh
+            import torch
+            torch.manual_seed(rank);""")
+    )
 
     outcome = book.ok(f"%%distributed --ranks 2 --out drawn --strategy ddp\n{DRAW}")
     numbers = literal_eval(book.ok("[*drawn]").result)
@@ -77,8 +83,18 @@ def test_what_was_seeded_goes_on_where_rank_0_is(book: Notebook) -> None:
 
 
 def test_after_the_loss_of_rank_0_nothing_is_said_of_seeds_that_were_alike(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 2 --fresh\nimport torch\ntorch.manual_seed(3);")
-    book.fails("%%distributed --ranks 2\nimport os, signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --fresh
+            import torch
+            torch.manual_seed(3);""")
+    )
+    book.fails(
+        dedent("""\
+            %%distributed --ranks 2
+            import os, signal, time
+            if rank == 0: os.kill(os.getpid(), signal.SIGKILL)""")
+    )
 
     outcome = book.ok(f"%%distributed --ranks 2 --out drawn --strategy ddp\n{DRAW}")
 
@@ -87,7 +103,12 @@ def test_after_the_loss_of_rank_0_nothing_is_said_of_seeds_that_were_alike(book:
 
 
 def test_a_seed_of_all_ranks_stays_and_nothing_is_said(book: Notebook) -> None:
-    book.ok("%%distributed --ranks 2 --fresh\nimport torch\ntorch.manual_seed(3);")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --fresh
+            import torch
+            torch.manual_seed(3);""")
+    )
 
     outcome = book.ok(f"%%distributed --ranks 2 --out drawn --strategy ddp\n{DRAW}")
 
@@ -129,7 +150,12 @@ trained, validated
 
 def test_no_sample_of_an_unseeded_split_is_both_trained_on_and_validated_on(book: Notebook) -> None:
     drawn(book, "--fresh --strategy ddp")
-    book.ok("%%distributed --ranks 2 --strategy ddp\nimport torch\nif rank == 0: torch.rand(3);")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 2 --strategy ddp
+            import torch
+            if rank == 0: torch.rand(3);""")
+    )
     book.ok(f"%%distributed --ranks 2 --strategy ddp --out seen\n{LEAK}")
 
     leaked = book.ok(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -15,10 +16,13 @@ pytestmark = pytest.mark.slow  # the quick tests have enough of kernels and rank
 def test_nobody_finds_half_of_a_file_or_a_mixture(notebook: Notebook) -> None:
     notebook.ok("%load_ext jupyter_distrib")
     notebook.ok(
-        "%%distributed --ranks 2\nimport torch\nfor number in range(200):\n"
-        "    torch.save({'x': torch.full((20_000 + 1000 * rank,), float(rank))}, 'best.pt')\n"
-        "    found = torch.load('best.pt')['x']\n"
-        "    assert found.unique().tolist() in ([0.0], [1.0]) and len(found) == 20_000 + 1000 * found[0]"
+        dedent("""\
+            %%distributed --ranks 2
+            import torch
+            for number in range(200):
+                torch.save({'x': torch.full((20_000 + 1000 * rank,), float(rank))}, 'best.pt')
+                found = torch.load('best.pt')['x']
+                assert found.unique().tolist() in ([0.0], [1.0]) and len(found) == 20_000 + 1000 * found[0]""")
     )
     assert notebook.ok("import os\nsorted(os.listdir('.'))").result == "['best.pt']"
 
@@ -26,13 +30,21 @@ def test_nobody_finds_half_of_a_file_or_a_mixture(notebook: Notebook) -> None:
 def test_what_is_not_a_plain_path_is_written_as_always(notebook: Notebook, tmp_path: Path) -> None:
     notebook.ok("%load_ext jupyter_distrib")
     shown = notebook.ok(
-        f"%%distributed --ranks 1\nimport io, os, pathlib, torch\n"
-        f"folder = pathlib.Path({str(tmp_path)!r})\n"
-        "file = io.BytesIO()\ntorch.save(1, file)\n"
-        "torch.save(2, '/dev/null')\n"
-        "torch.save(3, folder / 'a.pt')\nos.symlink('a.pt', folder / 'b.pt')\ntorch.save(4, folder / 'b.pt')\n"
-        "try:\n    torch.save(lambda: 1, folder / 'c.pt')\nexcept Exception as error:\n    print('refused', type(error))\n"
-        "(len(file.getvalue()) > 0, torch.load(folder / 'a.pt'), (folder / 'b.pt').is_symlink())"
+        dedent(f"""\
+            %%distributed --ranks 1
+            import io, os, pathlib, torch
+            folder = pathlib.Path({str(tmp_path)!r})
+            file = io.BytesIO()
+            torch.save(1, file)
+            torch.save(2, '/dev/null')
+            torch.save(3, folder / 'a.pt')
+            os.symlink('a.pt', folder / 'b.pt')
+            torch.save(4, folder / 'b.pt')
+            try:
+                torch.save(lambda: 1, folder / 'c.pt')
+            except Exception as error:
+                print('refused', type(error))
+            (len(file.getvalue()) > 0, torch.load(folder / 'a.pt'), (folder / 'b.pt').is_symlink())""")
     )
     assert shown.result == "rank 0: (True, 4, True)"
     assert "refused" in shown.view
