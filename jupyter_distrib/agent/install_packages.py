@@ -28,7 +28,7 @@ from pathlib import Path
 
 from jupyter_distrib.addresses import without_secrets
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import distributions, formatting, paths, scratch
+from jupyter_distrib.system import distributions, formatting, import_path, paths, scratch
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import decode_frame
 
@@ -72,7 +72,7 @@ def main() -> None:
 
 def compare(wanted: m.Packages) -> PackageReport:
     """Compare the packages, and install what is missing if that is wanted. Raises `Refused`."""
-    present = distributions.installed(sys.path)
+    present = distributions.installed(import_path.folders())
     missing = [each for each in wanted.packages if each.name not in present]
     differing = [
         f"{each.name} {there.version} ({each.version} in the notebook)"

@@ -14,6 +14,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jupyter_distrib.system import import_path
+
 _READ = "jupyter_distrib/wire/messages/"
 """Folder whose sources determine the version of the protocol."""
 
@@ -32,7 +34,7 @@ def archive(distributions: Sequence[str] = (), *, any_python: bool = True) -> by
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         _add(file, files, any_python=any_python)
         for name in distributions:
-            _add_distribution(file, importlib.metadata.distribution(name), any_python=any_python)
+            _add_distribution(file, import_path.distribution(name), any_python=any_python)
     return buffer.getvalue()
 
 

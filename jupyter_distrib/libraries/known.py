@@ -265,7 +265,10 @@ def counts_samples(stream: object) -> bool:
 
 def dataset_fingerprint(thing: object) -> object:
     """Return the fingerprint of a dataset of `datasets`, which spares reading its tables; None for anything else."""
-    return getattr(thing, "_fingerprint", None)
+    try:
+        return getattr(thing, "_fingerprint", None)
+    except Exception:  # noqa: BLE001 - an object of the user may answer in any way
+        return None
 
 
 def _top(thing: object) -> str:

@@ -97,7 +97,7 @@ def _read(_: Any) -> dict[str, Any] | None:
         if logger.disabled:  # as `logging.config.dictConfig` does with existing loggers
             own["disabled"] = True
         if own:
-            found[name] = own | _maker(logger)
+            found[name] = own | _maker(name, logger)
     value: dict[str, Any] = {"loggers": found} if found else {}
     if logging.root.manager.disable:
         value["disabled"] = logging.root.manager.disable
@@ -106,11 +106,11 @@ def _read(_: Any) -> dict[str, Any] | None:
     return value or None
 
 
-def _maker(logger: logging.Logger) -> dict[str, str]:
-    """Return the package that makes a logger of a class of its own as it is imported, as astropy does: one that exists
-    before that would be of the wrong class."""
+def _maker(name: str, logger: logging.Logger) -> dict[str, str]:
+    """Return the package that creates this logger, of a class of its own, at its import, as astropy does: a logger
+    created before would be of the wrong class. The user's own loggers of such a class have other names."""
     package = type(logger).__module__.partition(".")[0]
-    return {} if package in (logging.__name__, "__main__") else {"maker": package}
+    return {"maker": package} if package == name.partition(".")[0] else {}
 
 
 def _form(handler: logging.Handler) -> dict[str, Any] | None:

@@ -24,16 +24,21 @@ def load(file: Any, allow_pickle: bool) -> Any:
 
 def _vectorized(function: Any) -> tuple[Any, ...]:
     """Return the form of a function without the compiled functions that it has made for its calls, and makes again."""
-    names = ("pyfunc", "otypes", "__doc__", "excluded", "cache", "signature")
-    own = {name: value for name, value in vars(function).items() if name[:1] != "_"}
-    return vectorized, (type(function), [getattr(function, name) for name in names]), own
+    make, arguments, state, *rest = (*function.__reduce_ex__(4), None)[:5]
+    if isinstance(state, tuple):  # of a class with `__slots__`
+        state = tuple(_without_compiled(each) for each in state)
+    return make, arguments, _without_compiled(state), *rest
 
 
-def vectorized(cls: Any, arguments: list[Any]) -> Any:
-    """Return a function of a class whose own `__init__` may want something else."""
-    made = cls.__new__(cls)
-    importlib.import_module("numpy").vectorize.__init__(made, *arguments)
-    return made
+def _without_compiled(state: Any) -> Any:
+    """Return the attributes with the caches of numpy empty: what a new function has as private dictionaries."""
+    if not isinstance(state, dict):
+        return state
+    new = vars(importlib.import_module("numpy").vectorize(len))
+    caches: dict[str, Any] = {
+        name: {} for name, value in new.items() if name.startswith("_") and isinstance(value, dict)
+    }
+    return {name: caches.get(name, value) for name, value in state.items()}
 
 
 NUMPY = Library(

@@ -5,6 +5,8 @@ the variables of the rank that it runs on: as many trainings as ranks, into the 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import types
 from typing import Any
 
@@ -28,15 +30,25 @@ def broadcast_of(value: object) -> Any:
 
 def _refuse(name: str, module: Any) -> None:
     cls = getattr(module, name)
+    init = cls.__init__
 
-    @functools.wraps(cls.__init__)
-    def refuse(*_: object, **__: object) -> None:
-        raise DistributedError(_LAUNCHED.format(name=name))
+    @functools.wraps(init)
+    def refuse(self: object, *args: object, **kwargs: object) -> None:
+        several = os.environ.get("WORLD_SIZE", "1") != "1"  # one rank starts one training
+        if several and not _is_in_spark(sys._getframe(1)):  # noqa: SLF001 - no public way without a whole stack
+            raise DistributedError(_LAUNCHED.format(name=name))
+        init(self, *args, **kwargs)
 
     cls.__init__ = refuse
 
 
-_SESSION = "it is the connection to Spark: use it in an earlier cell, and let the cell use what that gives"
+def _is_in_spark(frame: types.FrameType) -> bool:
+    """Return whether Spark itself makes the object, as an estimator of `pyspark.ml.connect` does: with a session of
+    its own, a rank fits it as any program does."""
+    return str(frame.f_globals.get("__name__")).startswith("pyspark.")
+
+
+_SESSION = "it is the connection to Spark: use it in an earlier cell, and let the cell use its result"
 _DATA = (
     "its rows are in Spark: take `x.toPandas()` in an earlier cell, or write it to files, as `x.write.parquet(path)` "
     "does, and read those in the cell"

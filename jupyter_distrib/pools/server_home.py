@@ -21,7 +21,15 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import confinement, open_files, package_folders, paths, process_environment, record_file
+from jupyter_distrib.system import (
+    confinement,
+    import_path,
+    open_files,
+    package_folders,
+    paths,
+    process_environment,
+    record_file,
+)
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.launch import exec_agent
 from jupyter_distrib.system.process import TOO_MANY_PROCESSES
@@ -78,7 +86,7 @@ class Home:
     def _reach_or_start(self, directory: Path) -> tuple[socket.socket, bool]:
         """Return a connection to the agent of this name, and whether it was started by this call."""
         path = directory / f"{self.name}.sock"
-        if len(str(path)) > paths.SOCKET_PATH_LIMIT:
+        if len(os.fsencode(path)) > paths.SOCKET_PATH_LIMIT:
             raise PoolError(
                 f"{path} is too long for a socket; set JUPYTER_DISTRIB_RUNTIME_DIR to a folder with a shorter path."
             )
@@ -103,7 +111,7 @@ class Home:
             return f"the agent could not be started: {limit}"
         if error.errno == errno.EAGAIN:
             return f"the agent could not be started: {TOO_MANY_PROCESSES}."
-        place = f"{error.filename} is in the way ({error.strerror}): remove it" if error.filename else error.strerror
+        place = f"{error.filename} is in the way ({error.strerror}): remove it" if error.filename else str(error)
         return f"the agent could not be started: {place}."
 
     def _start(self, path: Path, directory: Path) -> None:
@@ -124,8 +132,10 @@ class Home:
         if self.python or added or _is_lower_layer(root):
             root = _alone(directory)
         inherited = process_environment.for_interpreter()
+        folders = {name: paths.absolute(inherited[name]) for name in paths.VARIABLES if inherited.get(name)}
         return {
             **inherited,
+            **folders,
             **confinement.job_variables(),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root), *added, inherited.get("PYTHONPATH")))),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -147,7 +157,7 @@ class Home:
 def _is_lower_layer(folder: Path) -> bool:
     """Return whether a folder of packages comes after another one on the kernel's path, as a base environment after a
     virtual one: put first, its torch would take precedence."""
-    layers = [each for each in sys.path if each.endswith("-packages")]
+    layers = [each for each in import_path.folders() if each.endswith("-packages")]
     return str(folder) in layers[1:]
 
 

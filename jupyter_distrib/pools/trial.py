@@ -21,6 +21,7 @@ from contextlib import suppress
 
 from jupyter_distrib.errors import DistributedError, PoolError
 from jupyter_distrib.pools.base import open_pool
+from jupyter_distrib.system import import_path
 
 LIMIT_S = 90.0
 """Seconds after which a trial is given up."""
@@ -62,7 +63,7 @@ class Trial:
             start_new_session=True,
             cwd="/",
         )
-        path = [os.path.abspath(each) for each in sys.path]
+        path = [os.path.abspath(each) for each in import_path.folders()]
         asked = json.dumps({"path": path, "kind": kind, "options": dict(options)})
         threading.Thread(target=self._follow, args=(asked,), name="jupyter_distrib-trial", daemon=True).start()
 

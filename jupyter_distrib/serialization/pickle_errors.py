@@ -52,7 +52,8 @@ def find(inputs: Mapping[str, object], namespace: dict[str, object]) -> PicklePr
     try:
         pickler.dump_inputs(inputs)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - `__reduce__` and its kin are foreign code
-        if isinstance(error.__cause__ or error, RecursionError) and (name := pickler.name) in inputs:
+        first = error if error.__cause__ is None else error.__cause__
+        if isinstance(first, RecursionError) and (name := pickler.name) in inputs:
             deep = _type_name(inputs[name])
             return PickleProblem(name=name, path=name, type_name=deep, reason="it is nested too deeply")
         reason = f"{error}" or type(error).__name__

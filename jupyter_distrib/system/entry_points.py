@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import sys
 from contextlib import suppress
 from functools import cache
+
+from jupyter_distrib.system import import_path
 
 
 def of_group(group: str) -> importlib.metadata.EntryPoints:
@@ -41,9 +42,10 @@ def _folders() -> list[str]:
         here.append(above)  # the process may have changed to a folder below it
     of_start = {os.path.abspath(os.path.join(folder, each)) for folder in here for each in relative} - {*given}
     library = os.path.dirname(os.__file__)
-    front = sys.path.index(library) if library in sys.path else len(sys.path)
+    path = import_path.folders()
+    front = path.index(library) if library in path else len(path)
     return [
         folder
-        for place, folder in enumerate(sys.path)
+        for place, folder in enumerate(path)
         if os.path.isabs(folder) and (place > front or folder not in of_start)
     ]

@@ -4,13 +4,12 @@ kernel asks about files of other machines by `kernel/analysis/traceback_text.py`
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 import types
 from functools import lru_cache
 from pathlib import Path
 
-from jupyter_distrib.system import process_environment, record_file
+from jupyter_distrib.system import import_path, process_environment, record_file
 from jupyter_distrib.system.record_file import DamagedFile
 
 LIBRARY_FOLDERS = tuple(
@@ -52,7 +51,7 @@ def _is_inside(real: str) -> bool:
 def _is_listed(path: str) -> bool:
     """Return whether pip has installed a file into some folder of the path (`pip install --target`). The name of a link
     counts: uv may link packages to its cache, while a user's link to a checkout is in no list."""
-    folders = (os.path.abspath(each) + os.sep for each in sys.path if each)
+    folders = (os.path.abspath(each) + os.sep for each in import_path.folders() if each)
     return any(
         path.startswith(folder) and path[len(folder) :].partition(os.sep)[0] in _installed(folder) for folder in folders
     )

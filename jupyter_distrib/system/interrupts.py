@@ -22,6 +22,9 @@ T = TypeVar("T")
 HEAR_S = 0.2
 """Maximum seconds for which a press of the interrupt button goes unnoticed."""
 AGAIN_S = 0.01
+_signal = getattr(signal, "_signal", signal)
+handler, set_handler = _signal.getsignal, _signal.signal
+"""`signal.getsignal` and `signal.signal` without the conversion to enums, which takes most of the time."""
 
 
 def get(box: queue.SimpleQueue[T], timeout_s: float | None = None) -> T:
@@ -86,9 +89,9 @@ class Uninterrupted:
     def __enter__(self) -> None:
         if Uninterrupted._inside or threading.current_thread() is not threading.main_thread():
             return
-        if callable(before := signal.getsignal(signal.SIGINT)):
+        if callable(before := handler(signal.SIGINT)):
             self._before = before
-            signal.signal(signal.SIGINT, self._note)
+            set_handler(signal.SIGINT, self._note)
             Uninterrupted._inside = True
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:
@@ -97,7 +100,7 @@ class Uninterrupted:
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             Uninterrupted._inside = False
-            signal.signal(signal.SIGINT, self._before)
+            set_handler(signal.SIGINT, self._before)
             if self.pressed:
                 self._instead() if self._instead else self._before(signal.SIGINT, None)
 
@@ -115,10 +118,10 @@ class WholeImports:
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
+            before = handler(signal.SIGINT)
             if callable(before):
                 self._before = before
-                signal.signal(signal.SIGINT, self._note)
+                set_handler(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:
         from jupyter_distrib.system.file_owner import importing_library
@@ -130,6 +133,6 @@ class WholeImports:
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+            set_handler(signal.SIGINT, self._before)
             if self._pressed:
                 self._before(signal.SIGINT, None)

@@ -64,7 +64,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     found: list[BaseException] = []
     while error is not None and len(found) < _CAUSES:
         found.append(error)
-        error = error.__cause__ or error.__context__
+        error = error.__context__ if error.__cause__ is None else error.__cause__
     return found
 
 

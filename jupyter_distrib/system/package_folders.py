@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import os
 import site
-import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+
+from jupyter_distrib.system import import_path
 
 _RECORDS = (".dist-info", ".egg-info", ".egg-link", ".pth")
 """Suffixes of the files and folders that an installer writes into a folder of packages."""
@@ -20,12 +21,14 @@ SHOWN = 4
 
 def on_path() -> tuple[str, ...]:
     """Return the folders of packages on this process's path."""
-    return tuple(each for each in dict.fromkeys(sys.path) if each.endswith("-packages") and os.path.isdir(each))
+    return tuple(
+        each for each in dict.fromkeys(import_path.folders()) if each.endswith("-packages") and os.path.isdir(each)
+    )
 
 
 def added_first() -> tuple[str, ...]:
     """Return the folders of packages that this process has put on its path before those of its interpreter."""
-    return _added_first(tuple(sys.path))
+    return _added_first(import_path.folders())
 
 
 @lru_cache(maxsize=8)

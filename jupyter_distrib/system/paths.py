@@ -10,17 +10,22 @@ import stat
 import tempfile
 import time
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import other_users, record_file
+from jupyter_distrib.system import other_users, process_environment, record_file
 from jupyter_distrib.system.record_file import DamagedFile
 
 UNFINISHED_S = 60.0
 """Seconds after which an unfinished file counts as abandoned."""
 _UNFINISHED = ".unfinished"
+LOG_VARIABLE = "JUPYTER_DISTRIB_LOG_DIR"
+VARIABLES = ("JUPYTER_DISTRIB_RUNTIME_DIR", LOG_VARIABLE)
+"""The variables by which a user chooses these folders."""
 SOCKET_PATH_LIMIT = 107
 """Maximum length of a socket's path: `sun_path` holds 108 bytes with its end (unix(7))."""
 
@@ -34,20 +39,54 @@ def runtime_directory() -> Path:
     Raises:
         PoolError: There is none for this user alone.
     """
-    chosen = os.environ.get("JUPYTER_DISTRIB_RUNTIME_DIR")
-    if chosen:
-        return private(Path(chosen))
+    if (chosen := _chosen("JUPYTER_DISTRIB_RUNTIME_DIR")) is not None:
+        return private(chosen)
     base = os.environ.get("XDG_RUNTIME_DIR")
-    if base and len(base) < 60 and _is_ours(base):
+    if base and len(os.fsencode(base)) < 60 and _is_ours(base):
         return private(Path(base) / "jupyter_distrib")
-    folder = tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"  # noqa: S108 - what is made in it is private
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) >= 40:
+        folder = "/tmp"  # noqa: S108 - what is made in it is private
     usual = Path(folder) / f"jupyter_distrib-{os.getuid()}"
     if (alternative := _kept_alternative(usual)) is not None:
         return alternative
     try:
         return private(usual)
     except PoolError:
-        return _made_beside(usual)
+        return _new_alternative(usual)
+
+
+def absolute(folder: str) -> str:
+    """Return a folder that a variable names as a path that other processes understand: they have other working
+    folders. A relative one stays where it is at its first use, although the notebook may change its own folder."""
+    path = os.path.expanduser(folder)
+    return os.path.abspath(path) if os.path.isabs(path) else _at_first_use(path)
+
+
+@cache
+def _at_first_use(relative: str) -> str:
+    return os.path.abspath(relative)
+
+
+def _chosen(variable: str) -> Path | None:
+    """Return the folder that the user has chosen by a variable, or the one inside it that is used; None without one.
+    Raises `PoolError` for one that other users write to, since they could replace what is in it."""
+    if not (text := os.environ.get(variable)):
+        return None
+    folder = Path(absolute(text))
+    try:
+        info = folder.lstat()
+    except OSError:
+        return folder
+    if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
+        return folder  # which is refused
+    inside = folder / f"jupyter_distrib-{os.getuid()}"
+    if others := other_users.writers(str(folder)):
+        raise PoolError(
+            f"{folder} can be written by {others}: set {variable} to a folder of your own, such as {inside}."
+        )
+    is_open = stat.S_IMODE(info.st_mode) & 0o077
+    return inside if is_open or inside.is_dir() else folder  # agents may be in it since the folder was open
 
 
 def _is_ours(folder: str) -> bool:
@@ -105,29 +144,60 @@ def log_directory(otherwise: Path | None = None) -> Path:
 def usual_log_directory() -> Path:
     """Return the folder for logs that are kept from one kernel to the next; `JUPYTER_DISTRIB_LOG_DIR` overrides it.
     Raises `PoolError` if it cannot be made."""
-    if chosen := os.environ.get("JUPYTER_DISTRIB_LOG_DIR"):
-        return private(Path(chosen), "JUPYTER_DISTRIB_LOG_DIR")
+    if (chosen := _chosen(LOG_VARIABLE)) is not None:
+        return private(chosen, LOG_VARIABLE)
     return private(state_directory() / "runs")
+
+
+def reason_against_logs() -> str:
+    """Return a sentence on the folder for logs that the user has chosen and that cannot be used; else empty. Makes
+    nothing, since the settings are looked at without a run, too."""
+    try:
+        if (folder := _chosen(LOG_VARIABLE)) is not None:
+            _check_place(folder, LOG_VARIABLE)
+    except PoolError as error:
+        return f"Logs are not written to {LOG_VARIABLE}: {error}"
+    return ""
 
 
 def state_directory() -> Path:
     """Return the folder for state kept from one kernel to the next. Raises `PoolError` if it cannot be made."""
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(home(), ".local", "state")
-    return private(Path(base) / "jupyter_distrib", "XDG_STATE_HOME")
+    return private(Path(state_base(), "jupyter_distrib"), "XDG_STATE_HOME")
 
 
-def home() -> str:
+def state_base() -> str:
+    """Return the folder in which programs keep their state; it need not exist."""
+    variables = process_environment.present()
+    return variables.get("XDG_STATE_HOME") or os.path.join(home(variables), ".local", "state")
+
+
+def home(variables: Mapping[str, str] | None = None) -> str:
     """Return this user's home folder; `/`, as in a container, if neither `HOME` nor an account names one."""
-    folder = os.path.expanduser("~")
+    folder = (os.environ if variables is None else variables).get("HOME", "").rstrip("/") or os.path.expanduser("~")
     return folder if os.path.isabs(folder) else "/"
 
 
 def opened(path: Path, *, emptied: bool = True) -> BinaryIO:
     """Open a file in a private folder, for this user alone, and empty it. Anything else in its place that is not a
     file of this user is moved away. Raises `OSError`."""
-    clear(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    return os.fdopen(os.open(path, flags | (os.O_TRUNC if emptied else 0), 0o600), "wb")
+    try:
+        file = os.open(path, flags, 0o600)
+    except OSError:  # as for a link or a folder
+        clear(path)
+        file = os.open(path, flags, 0o600)
+    info = os.fstat(file)
+    if not _is_own(info, stat.S_IFREG):
+        os.close(file)
+        clear(path)
+        file = os.open(path, flags, 0o600)
+    elif emptied and info.st_size:
+        os.ftruncate(file, 0)
+    return os.fdopen(file, "wb")
+
+
+def _is_own(info: os.stat_result, kind: int) -> bool:
+    return stat.S_IFMT(info.st_mode) == kind and info.st_uid == os.getuid()
 
 
 def clear(path: Path, kind: int = stat.S_IFREG) -> None:
@@ -142,7 +212,7 @@ def clear(path: Path, kind: int = stat.S_IFREG) -> None:
         info = path.lstat()
     except FileNotFoundError:
         return
-    if stat.S_IFMT(info.st_mode) == kind and info.st_uid == os.getuid():
+    if _is_own(info, kind):
         return
     if stat.S_ISDIR(info.st_mode):
         path.rename(path.with_name(f"{path.name}.in_the_way-{os.urandom(4).hex()}"))
@@ -159,8 +229,11 @@ def write_whole(path: Path, text: str, *, tidy: bool = True) -> None:
     try:
         with opened(unfinished) as file:
             file.write(text.encode())
-        clear(path)
-        unfinished.replace(path)
+        try:
+            unfinished.replace(path)
+        except OSError:  # a folder is in its place
+            clear(path)
+            unfinished.replace(path)
     except OSError:
         with suppress(OSError):
             unfinished.unlink()
@@ -197,16 +270,39 @@ def private(directory: Path, variable: str = "JUPYTER_DISTRIB_RUNTIME_DIR") -> P
     """Make the directory for this user alone. Raises `PoolError` if that is impossible, or if it is a link or belongs
     to somebody else; `variable` is the one by which the user can choose another folder."""
     try:
-        make_private(directory)
-    except OSError as error:
-        raise PoolError(
-            f"the folder {directory} cannot be made: {error.strerror}. Set {variable} to another one."
-        ) from error
-    info = directory.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise PoolError(
-            f"{directory} is a link or belongs to another user; remove it, or set {variable} to another folder."
-        )
+        info = directory.lstat()
+    except OSError:
+        try:
+            make_private(directory)
+            info = directory.lstat()
+        except OSError as error:
+            raise _not_made(directory, str(error.strerror), variable) from error
+    _check(directory, info, variable)
     if stat.S_IMODE(info.st_mode) & 0o077:
         directory.chmod(0o700)
     return directory
+
+
+def _check_place(directory: Path, variable: str) -> None:
+    """Raise `PoolError` if `private` would, as far as that can be known without making the directory."""
+    try:
+        _check(directory, directory.lstat(), variable)
+    except FileNotFoundError:
+        above = next(each for each in directory.parents if os.path.lexists(each))
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise _not_made(directory, f"{above} cannot be written to", variable) from None
+    except OSError as error:
+        raise _not_made(directory, str(error.strerror), variable) from error
+
+
+def _check(directory: Path, info: os.stat_result, variable: str) -> None:
+    if stat.S_ISREG(info.st_mode):
+        raise PoolError(f"the folder {directory} cannot be made: it is a file. Set {variable} to another folder.")
+    if not _is_own(info, stat.S_IFDIR):
+        raise PoolError(
+            f"{directory} is a link or belongs to another user; remove it, or set {variable} to another folder."
+        )
+
+
+def _not_made(directory: Path, reason: str, variable: str) -> PoolError:
+    return PoolError(f"the folder {directory} cannot be made: {reason}. Set {variable} to another one.")

@@ -169,6 +169,10 @@ TORCH = Library(
         "torch._utils": ("_validate_loaded_sparse_tensors", "sparse tensors that were sent once stay in memory"),
         "torch._tensor_str": ("PRINT_OPTS", "`torch.set_printoptions` of the notebook does not hold on the ranks"),
         "torch._dynamo": ("OptimizedModule", "it is loaded at the first `torch.compile`, not before"),
+        "torch._dynamo.trace_rules": (
+            "add",
+            "a compiled function that calls backward() fails under a strategy, or a model is not one graph",
+        ),
         # Pickles have these; others are refused.
         "torch.serialization": ("_get_layout", "checkpoints that are shown to be safe are not read"),
         "torch.distributed.checkpoint.metadata": ("_MEM_FORMAT_ENCODING", "the same"),

@@ -20,9 +20,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NoReturn
 
-TOO_MANY_PROCESSES = (
-    "this user may not start more processes (ulimit -u, or the pids.max of a container): raise the limit"
-)
+_LIMITS = "ulimit -u, or the pids.max of a container"
+if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+    _LIMITS = f"ulimit -v, which limits its memory; {_LIMITS}"
+TOO_MANY_PROCESSES = f"this user may not start more processes ({_LIMITS}): raise the limit"
 """The reason for EAGAIN from fork(2) and clone(2), with advice, for use in a sentence."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -7,9 +7,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+
+from jupyter_distrib.system import import_path
 
 OWN = tuple(
     {
@@ -85,10 +86,15 @@ def for_interpreter() -> dict[str, str]:
 
 
 def variables() -> dict[str, str]:
-    """Return the content of `os.environ`. Every cell asks for it, in the kernel and on each rank, and decoding it all
-    takes a tenth of what a cell may cost."""
+    """Return the content of `os.environ`."""
+    return dict(present())
+
+
+def present() -> Mapping[str, str]:
+    """Return the content of `os.environ`, not to be changed. Every cell asks for it, in the kernel and on each rank,
+    and decoding it all takes a tenth of what a cell may cost."""
     raw = getattr(os.environ, "_data", None)  # CPython keeps the environment there as the system gave it
-    return dict(os.environ) if raw is None else dict(_decoded(tuple(raw.items())))
+    return os.environ if raw is None else _decoded(tuple(raw.items()))
 
 
 def in_ipython() -> bool:
@@ -99,8 +105,14 @@ def in_ipython() -> bool:
 
 def argv() -> tuple[str, ...]:
     """Return `sys.argv` if it is that of a script, or has arguments that the notebook has set; empty if it only tells
-    how the kernel was started."""
-    given = tuple(map(str, sys.argv))
+    how the kernel was started, names no script, or is no list of texts: the notebook may set it to anything."""
+    found = getattr(sys, "argv", None)
+    try:
+        given = tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
+    except Exception:  # noqa: BLE001 - the user's `__str__`
+        given = ()
+    if not any(given):  # such as that of `python < script.py`
+        return ()
     if not in_ipython():
         return given
     arguments = given[1:]
@@ -115,11 +127,9 @@ def package() -> str:
 
 def version(package: str) -> str:
     """Return the installed version of a package, or an empty string."""
-    import importlib.metadata  # its import takes longer than that of the rest of an agent
-
     try:
-        distribution = importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
+        distribution = import_path.distribution(package)
+    except ModuleNotFoundError:
         return ""
     text = distribution.read_text("METADATA") or ""  # `version` would parse all of it as a mail, and torch's is long
     found = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
@@ -147,12 +157,14 @@ def load_time_variables() -> Iterator[str]:
 
 def umask() -> int:
     """Return this process's umask, without changing it where the system reports it (proc_pid_status(5))."""
-    with suppress(OSError, ValueError, IndexError):
+    try:
         status = os.open("/proc/self/status", os.O_RDONLY)
         try:  # every cell reads it: half the time of a file object
             return int(os.read(status, 256).partition(b"\nUmask:")[2].split(maxsplit=1)[0], 8)
         finally:
             os.close(status)
+    except (OSError, ValueError, IndexError):
+        pass
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -61,8 +61,16 @@ def test_a_cell_sees_the_gpus_that_the_notebook_wants_seen_now(book: Notebook) -
     assert book.ok(f"%%distributed\n{cell}").result == "ranks 0-1: ''"
     book.ok("os.environ['CUDA_VISIBLE_DEVICES'] = '0'")
     assert book.ok(f"%%distributed --gpus 1\n{cell}").result == played
-    pid = book.ok("%%distributed\nimport os\nos.getpid()").result
-    assert book.ok("%%distributed\nimport os\nos.getpid()").result == pid
+    source = dedent("""\
+        %%distributed
+        import os
+        os.getpid()""")
+    pid = book.ok(source).result
+    source = dedent("""\
+        %%distributed
+        import os
+        os.getpid()""")
+    assert book.ok(source).result == pid
     book.ok("del os.environ['CUDA_VISIBLE_DEVICES']")
     assert book.ok(f"%%distributed\n{cell}").result == played
 

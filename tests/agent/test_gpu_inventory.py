@@ -236,4 +236,4 @@ def test_a_process_without_a_loop_waits_once_for_a_driver_that_hangs(monkeypatch
     assert len(session.questions) == 1
     session.ask = lambda question: question(NoDriver(text="broken"))  # type: ignore[method-assign]
     monkeypatch.setattr(gpu_inventory, "_owed", None)
-    assert gpu_inventory.read_now().problem == "the GPU driver does not work (broken)"
+    assert gpu_inventory.read_now().problem.endswith("(broken)")

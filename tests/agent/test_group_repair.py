@@ -66,7 +66,11 @@ class Stage:
         progress_reports.expect(1)
         command = SimpleNamespace(run="r", group="g")
         run = SimpleNamespace(
-            command=command, drains=drains, health=GroupHealth(clean=False), cut_any=False, is_on_all=True
+            command=command,
+            progress_reports=progress_reports,
+            health=GroupHealth(clean=False),
+            cut_any=False,
+            is_on_all=True,
         )
         self.repair.start(run)  # type: ignore[arg-type]
 

@@ -155,10 +155,11 @@ def test_air_is_an_attribute_of_a_namespace_that_is_installed(tmp_path: Path) ->
 def test_an_installed_air_wins(tmp_path: Path) -> None:
     (tmp_path / "databricks").mkdir()
     (tmp_path / "databricks" / "air.py").write_text("distributed = 'real'")
-    assert (
-        python("stand_ins.enable(['databricks'])\nimport databricks.air\nprint(databricks.air.distributed)", tmp_path)
-        == "real"
-    )
+    cell = dedent("""\
+        stand_ins.enable(['databricks'])
+        import databricks.air
+        print(databricks.air.distributed)""")
+    assert python(cell, tmp_path) == "real"
 
 
 @pytest.mark.parametrize(("package", "name"), [("serverless_gpu", "data"), ("databricks/air", "data")])

@@ -16,7 +16,11 @@ LATER_S = 8.0
 
 
 def cpu_ranks_run(book: Notebook) -> None:
-    assert book.ok("%%distributed --ranks 2\nimport torch\ntorch.ones(2).sum().item()").result == "ranks 0-1: 2.0"
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import torch
+        torch.ones(2).sum().item()""")
+    assert book.ok(cell).result == "ranks 0-1: 2.0"
 
 
 def one_sentence(text: str) -> bool:

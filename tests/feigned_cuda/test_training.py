@@ -50,7 +50,11 @@ kernel = halve.fn
 told = lambda: str((kernel.src, kernel.cache_key, kernel.do_not_specialize, kernel.debug, len(halve.configs)))
 """)
     there = book.ok("told()").result
-    here = book.ok("%%distributed --gpus 2\nassert library_kernel is standard.cdiv\ntold()").result
+    cell = dedent("""\
+        %%distributed --gpus 2
+        assert library_kernel is standard.cdiv
+        told()""")
+    here = book.ok(cell).result
     assert here == f"ranks 0-1: {there}"
     assert "['n'], True, 2)" in there
 

@@ -35,8 +35,10 @@ def train(steps, resumed, workers, seed=None):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stateful_loader_is_divided_and_goes_on_at_its_position(shared_notebook: Notebook, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "seed"), [(0, None), (2, None), (0, 5), (1, 5)])
+def test_a_stateful_loader_is_divided_and_goes_on_at_its_position(
+    shared_notebook: Notebook, workers: int, seed: int | None
+) -> None:
     pytest.importorskip("torchdata")
     shared_notebook.ok(STATEFUL)
     line = "%%distributed --ranks 2 --strategy ddp --out"

@@ -90,8 +90,11 @@ def test_only_the_first_rank_may_start_ray_train(modules: Modules, monkeypatch: 
         trainer.fit()
 
 
-def test_a_rank_does_not_start_a_distributor(modules: Modules) -> None:
+def test_one_of_several_ranks_does_not_start_a_distributor(modules: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = modules["pyspark.ml.torch.distributor"]
     known.mends()[module.__name__](module)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    module.TorchDistributor()
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(DistributedError, match=r"^TorchDistributor\(\) on a rank .*Call the function directly"):
         module.TorchDistributor(num_processes=2)

@@ -104,4 +104,8 @@ def test_a_function_that_imports_unsloth_gets_ranks_that_have_imported_nothing(t
         function = own.ok("train.distributed()")
         assert (function.result, told in function.view) == ("ranks 0-1: True", True)
         assert own.ok("%%distributed --ranks 2\nkept").result == "rank 0: 0\nrank 1: 1"
-        assert "new ranks" not in own.ok("%%distributed --ranks 2\n'import unsloth'\n'unsloth'").view
+        source = dedent("""\
+            %%distributed --ranks 2
+            'import unsloth'
+            'unsloth'""")
+        assert "new ranks" not in own.ok(source).view

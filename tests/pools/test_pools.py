@@ -234,17 +234,33 @@ def test_options_without_a_meaning_inline_are_named_and_change_nothing(notebook:
 
 
 def test_in_a_notebook(notebook: Notebook) -> None:
-    assert notebook.cell("class Net:\n    pass\nnet, x = Net(), [1]").status == "ok"
-    outcome = notebook.cell("%%distributed --pool inline --ranks 2\nx.append(rank)\nprint('hi', rank)\n(x, net)")
+    cell = dedent("""\
+        class Net:
+            pass
+        net, x = Net(), [1]""")
+    assert notebook.cell(cell).status == "ok"
+    outcome = notebook.cell(
+        dedent("""\
+            %%distributed --pool inline --ranks 2
+            x.append(rank)
+            print('hi', rank)
+            (x, net)""")
+    )
     assert outcome.stdout == "hi 0\nhi 1\n"
     assert outcome.view == "", "what was printed is not drawn again"
     assert outcome.result.startswith("rank 0: ([1, 0], <__main__.Net")
     assert notebook.cell("(x, type(_[1][1]) is Net, __name__)").result == "([1], True, '__main__')"
-    assert (
-        notebook.cell("%%distributed --pool inline\nimport asyncio\nawait asyncio.sleep(0)\nrank").result
-        == "rank 0: 0\nrank 1: 1"
-    )
-    assert notebook.cell("import asyncio\nawait asyncio.sleep(0)\n5").result == "5"
+    cell = dedent("""\
+        %%distributed --pool inline
+        import asyncio
+        await asyncio.sleep(0)
+        rank""")
+    assert notebook.cell(cell).result == "rank 0: 0\nrank 1: 1"
+    cell = dedent("""\
+        import asyncio
+        await asyncio.sleep(0)
+        5""")
+    assert notebook.cell(cell).result == "5"
     assert notebook.cell("%%distributed --pool inline --strategy ddp\n1").ename == "PoolError"
     assert notebook.cell("%%distributed --pool inline --keep m\nm = [rank]").status == "ok"
     assert notebook.cell("%%distributed --pool inline\nm").result == "rank 0: [0]\nrank 1: [1]"

@@ -137,7 +137,14 @@ def test_an_option_that_salloc_does_not_know_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("last", ["", "salloc: Relinquishing job allocation 4\n"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "",
+        "salloc: Relinquishing job allocation 4\n",
+        "salloc: Relinquishing job allocation 4\nsalloc: Job allocation 4 has been revoked.\n",
+    ],
+)
 def test_a_salloc_that_is_told_not_to_hold_its_job_is_no_refusal(last: str) -> None:
     assert command.refusal(f"salloc: Granted job allocation 4\n{last}") == (
         "salloc gave job 4 back at once, without starting what holds it: leave --no-shell, and any command, out of the "

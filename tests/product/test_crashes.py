@@ -74,7 +74,12 @@ def test_the_cell_names_the_rank_and_what_became_of_it_and_the_next_cell_is_good
 
 
 def test_a_rank_that_leaves_with_sys_exit_0_is_done_and_the_others_go_on(book: Notebook) -> None:
-    outcome = book.cell(ddp("import sys\nif rank == 1:\n    sys.exit(0)\nrank"))
+    cell = dedent("""\
+        import sys
+        if rank == 1:
+            sys.exit(0)
+        rank""")
+    outcome = book.cell(ddp(cell))
 
     assert outcome.status == "ok"
     assert outcome.result == "rank 0: 0\nrank 1: None\nrank 2: 2"
@@ -85,12 +90,12 @@ def test_a_rank_that_leaves_with_sys_exit_0_is_done_and_the_others_go_on(book: N
 @pytest.mark.parametrize("call", ["sys.exit()", "sys.exit(0)", "raise SystemExit"])
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_ranks_that_wait_for_one_that_has_left_are_stopped_and_told(book: Notebook, call: str, leaver: int) -> None:
-    outcome = book.cell(
-        ddp(
-            f"import sys, torch, torch.distributed as dist\nif rank == {leaver}:\n    {call}\n"
-            f"dist.all_reduce(torch.ones(1))"
-        )
-    )
+    cell = dedent(f"""\
+        import sys, torch, torch.distributed as dist
+        if rank == {leaver}:
+            {call}
+        dist.all_reduce(torch.ones(1))""")
+    outcome = book.cell(ddp(cell))
 
     assert outcome.status == "error"
     assert f"Rank {leaver} had left" in outcome.traceback
@@ -464,12 +469,13 @@ def test_code_of_the_notebook_catches_the_exceptions_of_a_group(shared_notebook:
             outcome.text
         )
         assert outcome.result.endswith("True)")
-    assert (
-        shared_notebook.cell(
-            "try:\n    fail.distributed()\nexcept ExceptionGroup as error:\n    n = error.rank in (0, 1)\nn"
-        ).result
-        == "True"
-    )
+    cell = dedent("""\
+        try:
+            fail.distributed()
+        except ExceptionGroup as error:
+            n = error.rank in (0, 1)
+        n""")
+    assert shared_notebook.cell(cell).result == "True"
 
 
 @pytest.mark.versions
@@ -506,12 +512,14 @@ def test_a_traceback_that_passes_through_a_library_shows_the_users_line_and_the_
 
 
 def test_what_a_dead_rank_wrote_last_is_shown(book: Notebook) -> None:
-    outcome = book.cell(
-        ddp(
-            "import os, sys\nif rank == 1:\n    print('last words', file=sys.stderr)\n"
-            "    print('unflushed', end='')\n    sys.stdout.flush()\n    os._exit(7)"
-        )
-    )
+    cell = dedent("""\
+        import os, sys
+        if rank == 1:
+            print('last words', file=sys.stderr)
+            print('unflushed', end='')
+            sys.stdout.flush()
+            os._exit(7)""")
+    outcome = book.cell(ddp(cell))
 
     assert "    last words" in outcome.traceback
     assert "unflushed" in outcome.view

@@ -216,3 +216,26 @@ def test_a_failure_is_shown_although_the_settings_have_got_an_error_meanwhile(tm
         settings.write_text("")
         failed = book.fails("%%distributed --ranks 1\n" + (tmp_path / "fails.py").read_text())
         assert (failed.ename, failed.evalue) == ("ValueError", "mine")
+
+
+def test_ranks_can_be_seen_and_stopped_while_the_settings_have_an_error(tmp_path: Path) -> None:
+    settings = tmp_path / "pools.toml"
+    settings.write_text("[pools.two]\nkind = 'local'\nranks = 2\n")
+    with Notebook(tmp_path, {"JUPYTER_DISTRIB_CONFIG": str(settings)}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert book.ok("%%distributed --pool two\nrank").result == "rank 0: 0\nrank 1: 1"
+        settings.write_text("[pools")
+        for line in ("%distributed_status", "%distributed_pool"):
+            shown = book.ok(line).text
+            assert "pools.toml: not valid TOML" in shown
+            assert "two" in shown
+        assert "not valid TOML" in book.fails("%distributed_pool restart two").text
+        book.ok("%distributed_pool stop two")
+        assert "No ranks are up" in book.ok("%distributed_status").text
+        assert "not valid TOML" in book.ok("%distributed_status --doctor").text
+
+    with Notebook(tmp_path, {"JUPYTER_DISTRIB_CONFIG": str(settings)}) as book:
+        book.ok("%load_ext jupyter_distrib")
+        assert "not valid TOML" in book.ok("%distributed_status").text
+        assert "not valid TOML" in book.ok("%distributed_pool stop").text
+        assert "Only the built-in pools are known" in book.fails("%distributed_pool stop two").text

@@ -51,9 +51,18 @@ def assert_next_is_good(book: Notebook) -> None:
 
 @pytest.mark.parametrize("how", STREAMS)
 def test_a_cell_after_one_that_damaged_the_standard_streams_has_its_own(book: Notebook, how: str) -> None:
-    before = book.ok("%%distributed --ranks 2\nimport os\nos.getpid()").result
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import os
+        os.getpid()""")
+    before = book.ok(cell).result
 
-    assert book.ok(f"%%distributed --ranks 2\nimport os, sys\n{STREAMS[how]}\n1").result == "ranks 0-1: 1"
+    cell = dedent(f"""\
+        %%distributed --ranks 2
+        import os, sys
+        {STREAMS[how]}
+        1""")
+    assert book.ok(cell).result == "ranks 0-1: 1"
 
     assert_next_is_good(book)
     read = dedent("""\
@@ -196,8 +205,16 @@ def test_a_function_that_a_cell_has_replaced_by_its_own_stays(book: Notebook) ->
             time.sleep = lambda seconds: seconds;""")
     )
 
-    assert book.ok("%%distributed --ranks 2\nimport time\ntime.sleep(1000)").result == "ranks 0-1: 1000"
-    assert book.ok("%%distributed --ranks 2 --fresh\nimport time\ntime.sleep(0) is None").result == "ranks 0-1: True"
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import time
+        time.sleep(1000)""")
+    assert book.ok(cell).result == "ranks 0-1: 1000"
+    cell = dedent("""\
+        %%distributed --ranks 2 --fresh
+        import time
+        time.sleep(0) is None""")
+    assert book.ok(cell).result == "ranks 0-1: True"
 
 
 @pytest.mark.parametrize(("limit", "value"), [("NOFILE", 5), ("AS", 1 << 20)])

@@ -111,7 +111,11 @@ def test_an_exported_cell_trains_to_the_same_weights_under_torchrun(
 ) -> None:
     book.ok(SETUP)
     book.ok(f"%%distributed --ranks 2 {options} --out trained\n{body}")
-    told = book.ok("import os\nos.remove('weights.pt')\n%distributed_export trained train.py").stdout
+    cell = dedent("""\
+        import os
+        os.remove('weights.pt')
+        %distributed_export trained train.py""")
+    told = book.ok(cell).stdout
     assert told == "train.py and train.pkl written: torchrun --nproc-per-node 2 train.py\n"
 
     torchrun(folder, "train.py")

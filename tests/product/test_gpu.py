@@ -256,9 +256,12 @@ def test_a_lease_changes_hands_when_its_kernel_is_killed(first_gpu: None, notebo
 
 def test_gpu_memory_is_free_after_a_kernel_died(notebook: Notebook) -> None:
     before = used_bytes()
-    text = notebook.cell(
-        "%%distributed --gpus 1 --keep big\nimport os, torch\nbig = torch.ones(1 << 29, device=device)\nos.getpid()"
-    ).result
+    cell = dedent("""\
+        %%distributed --gpus 1 --keep big
+        import os, torch
+        big = torch.ones(1 << 29, device=device)
+        os.getpid()""")
+    text = notebook.cell(cell).result
     rank = int(text.partition(": ")[2])
     assert used_bytes() - before >= 2 * GIB
 

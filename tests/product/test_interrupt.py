@@ -124,18 +124,52 @@ WORK = {
     "asyncio": ("", "import asyncio\nawait asyncio.sleep(100)"),
     "a data loader with workers": (
         "",
-        (
-            "from torch.utils.data import DataLoader, Dataset\nclass Slow(Dataset):\n"
-            "    def __len__(self):\n        return 100\n"
-            "    def __getitem__(self, i):\n        time.sleep(1)\n        return i\n"
-            "for batch in DataLoader(Slow(), batch_size=50, num_workers=1):\n    pass"
-        ),
+        dedent("""\
+            from torch.utils.data import DataLoader, Dataset
+            class Slow(Dataset):
+                def __len__(self):
+                    return 100
+                def __getitem__(self, i):
+                    time.sleep(1)
+                    return i
+            for batch in DataLoader(Slow(), batch_size=50, num_workers=1):
+                pass"""),
     ),
-    "all_reduce": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))"),
-    "all_reduce, the first rank missing": (DDP, "if rank == 0:\n    time.sleep(100)\ndist.all_reduce(torch.ones(1))"),
-    "all_reduce, the missing rank in a loop": (DDP, "while rank == 1:\n    pass\ndist.all_reduce(torch.ones(1))"),
-    "barrier": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.barrier()"),
-    "recv": (DDP, "if rank == 1:\n    time.sleep(100)\ndist.recv(torch.ones(1), 1)"),
+    "all_reduce": (
+        DDP,
+        dedent("""\
+            if rank == 1:
+                time.sleep(100)
+            dist.all_reduce(torch.ones(1))"""),
+    ),
+    "all_reduce, the first rank missing": (
+        DDP,
+        dedent("""\
+            if rank == 0:
+                time.sleep(100)
+            dist.all_reduce(torch.ones(1))"""),
+    ),
+    "all_reduce, the missing rank in a loop": (
+        DDP,
+        dedent("""\
+            while rank == 1:
+                pass
+            dist.all_reduce(torch.ones(1))"""),
+    ),
+    "barrier": (
+        DDP,
+        dedent("""\
+            if rank == 1:
+                time.sleep(100)
+            dist.barrier()"""),
+    ),
+    "recv": (
+        DDP,
+        dedent("""\
+            if rank == 1:
+                time.sleep(100)
+            dist.recv(torch.ones(1), 1)"""),
+    ),
     "recv on both ranks": (DDP, "dist.recv(torch.ones(1), 1 - rank)"),
     "all_gather_object": (
         DDP,
@@ -359,7 +393,11 @@ def test_a_timer_that_a_cell_leaves_running_does_not_reach_the_next(book: Notebo
             signal.signal(signal.SIGALRM, lambda *_: None)
             signal.alarm(1000);""")
     )
-    timers = book.ok("%%distributed --ranks 2\nimport signal\nsignal.getitimer(signal.ITIMER_REAL)").result
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import signal
+        signal.getitimer(signal.ITIMER_REAL)""")
+    timers = book.ok(cell).result
     assert timers == "ranks 0-1: (0.0, 0.0)"
 
 
@@ -378,7 +416,11 @@ def test_signal_handlers_that_a_cell_leaves_do_not_keep_the_next_from_being_stop
 
     assert pids_in(book.cell(READ)) == before
     handlers = "signal.getsignal(signal.SIGINT).__name__, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
-    assert book.ok(f"%%distributed --ranks 2\nimport signal\n{handlers}").result == "ranks 0-1: ('on_interrupt', True)"
+    cell = dedent(f"""\
+        %%distributed --ranks 2
+        import signal
+        {handlers}""")
+    assert book.ok(cell).result == "ranks 0-1: ('on_interrupt', True)"
 
 
 # ------------------------------------------------------------------------------- code that does not let go
@@ -545,7 +587,11 @@ def test_a_stop_in_the_midst_of_the_import_of_a_library_leaves_it_whole(book: No
     before = pids_in(book.cell(KEEP))
     book.ok(LIBRARY.format(name="import_once", seconds=4))
     try:
-        assert_stopped(stop(book, "%%distributed --ranks 2\nimport time, import_once\ntime.sleep(100)"))
+        cell = dedent("""\
+            %%distributed --ranks 2
+            import time, import_once
+            time.sleep(100)""")
+        assert_stopped(stop(book, cell))
         book.ok("%%distributed --ranks 2\nimport import_once")
     finally:
         book.ok("library.unlink()")

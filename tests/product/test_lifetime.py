@@ -172,7 +172,11 @@ def test_the_first_cell_after_the_end_of_an_idle_agent_has_a_new_one(tmp_path: P
     with Notebook(tmp_path, env={"JUPYTER_DISTRIB_RUNTIME_DIR": str(runtime)}) as book:
         book.cell("%load_ext jupyter_distrib")
         for _ in range(5):
-            assert book.ok("%%distributed --ranks 2 --keep kept\nkept = rank\nrank").result == "rank 0: 0\nrank 1: 1"
+            cell = dedent("""\
+                %%distributed --ranks 2 --keep kept
+                kept = rank
+                rank""")
+            assert book.ok(cell).result == "rank 0: 0\nrank 1: 1"
             (agent,) = agents(runtime)
             os.kill(agent, signal.SIGKILL)
             assert wait_until_gone([agent], GONE_S) == []
@@ -283,13 +287,11 @@ def _counts(book: Notebook) -> dict[str, int]:
             import os, threading
             (os.getpid(), len(os.listdir('/proc/self/fd')), threading.active_count())""")
     )
-    text = book.cell(
-        "import os, threading\n"
-        "_a = int(get_ipython().run_line_magic('distributed_status', '').agent.split()[1].strip(','))\n"
-        "print(sum(c[1] for c in _c), sum(c[2] for c in _c), len(os.listdir(f'/proc/{_a}/fd')),"
-        " len(os.listdir('/proc/self/fd')), threading.active_count(),"
-        " len(open(f'/proc/{_a}/task/{_a}/children').read().split()))"
-    ).stdout
+    cell = dedent("""\
+        import os, threading
+        _a = int(get_ipython().run_line_magic('distributed_status', '').agent.split()[1].strip(','))
+        print(sum(c[1] for c in _c), sum(c[2] for c in _c), len(os.listdir(f'/proc/{_a}/fd')), len(os.listdir('/proc/self/fd')), threading.active_count(), len(open(f'/proc/{_a}/task/{_a}/children').read().split()))""")
+    text = book.cell(cell).stdout
     names = ("rank fds", "rank threads", "agent fds", "kernel fds", "kernel threads", "agent children")
     return dict(zip(names, map(int, text.split()), strict=True))
 

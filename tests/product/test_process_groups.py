@@ -159,7 +159,11 @@ def test_numpy_and_torch_share_the_cores_with_the_other_ranks(book: Notebook) ->
         assert outcome.result.endswith(f": ({share}, {{{share}}})"), outcome.text
     assert book.ok(f"%%distributed --ranks 2 --env OPENBLAS_NUM_THREADS=3\n{BLAS}").result.endswith(", {3})")
     assert book.ok(f"%%distributed --ranks 2\n{BLAS}").result.endswith(f", {{{max(1, cores // 2)}}})")
-    assert "OPENBLAS_NUM_THREADS" not in book.ok("%%distributed --ranks 2\nimport os\ndict(os.environ)").result
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import os
+        dict(os.environ)""")
+    assert "OPENBLAS_NUM_THREADS" not in book.ok(cell).result
     book.ok("import os\nos.environ['OPENBLAS_NUM_THREADS'] = '3'")
     assert book.ok(f"%%distributed --ranks 2\n{BLAS}").result.endswith(", {3})")
     book.ok("del os.environ['OPENBLAS_NUM_THREADS']")

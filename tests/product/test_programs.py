@@ -411,7 +411,11 @@ lazy["x"]
 )
 def test_what_stays_in_the_notebook_is_refused_with_what_to_do(book: Notebook, makes: str, advice: str) -> None:
     book.ok(makes)
-    told = book.fails("%%distributed --ranks 2\nprint(1)\nthing").evalue
+    cell = dedent("""\
+        %%distributed --ranks 2
+        print(1)
+        thing""")
+    told = book.fails(cell).evalue
     assert told.startswith("`thing` (used on line 3) is a ")
     assert advice in told
     book.ok("getattr(thing, 'close', print)()")
@@ -462,16 +466,24 @@ kernel = Kernel(scaled)
 
 def test_sources_of_the_notebooks_functions_are_on_the_ranks(book: Notebook) -> None:
     book.ok(
-        "import inspect, traceback, torch\n"
-        "def scaled(x: int) -> int:\n    return 3 * x\n"
-        "class Net(torch.nn.Module):\n    def forward(self, x: torch.Tensor) -> torch.Tensor:\n        return x + 1\n"
-        "def broken():\n    raise ValueError('told')\n"
+        dedent("""\
+            import inspect, traceback, torch
+            def scaled(x: int) -> int:
+                return 3 * x
+            class Net(torch.nn.Module):
+                def forward(self, x: torch.Tensor) -> torch.Tensor:
+                    return x + 1
+            def broken():
+                raise ValueError('told')
+        """)
     )
-    body = (
-        "scripted = torch.jit.script(Net())\n"
-        "try:\n    broken()\nexcept ValueError:\n    told = traceback.format_exc()\n"
-        'inspect.getsource(scaled).splitlines()[1].strip(), float(scripted(torch.zeros(1))), "raise ValueError" in told'
-    )
+    body = dedent("""\
+        scripted = torch.jit.script(Net())
+        try:
+            broken()
+        except ValueError:
+            told = traceback.format_exc()
+        inspect.getsource(scaled).splitlines()[1].strip(), float(scripted(torch.zeros(1))), "raise ValueError" in told""")
     assert book.ok(ON_ONE + body).result == "rank 0: ('return 3 * x', 1.0, True)"
 
 
@@ -725,12 +737,19 @@ def test_type_hints_of_the_notebook_resolve_in_quotes(book: Notebook, target: st
 
 
 def test_type_hints_of_the_cell_read_names_of_the_notebook(book: Notebook) -> None:
-    book.ok("from typing import Optional\nclass Inner: pass\nsecret = __import__('threading').Lock()")
-    quoted = (
-        "import typing\nclass Args:\n    inner: 'Optional[Inner]'\n    outer: typing.List['Inner']\n"
-        "    mode: typing.Literal['secret'] = 'secret'\n"
-        "len(typing.get_type_hints(Args))"
+    book.ok(
+        dedent("""\
+            from typing import Optional
+            class Inner: pass
+            secret = __import__('threading').Lock()""")
     )
+    quoted = dedent("""\
+        import typing
+        class Args:
+            inner: 'Optional[Inner]'
+            outer: typing.List['Inner']
+            mode: typing.Literal['secret'] = 'secret'
+        len(typing.get_type_hints(Args))""")
     assert book.ok(ON_ONE + quoted).result == "rank 0: 3"
     postponed = dedent("""\
         from __future__ import annotations
@@ -959,6 +978,8 @@ def test_a_folder_of_the_notebook_that_is_gone_is_reported(book: Notebook, tmp_p
             os.rmdir({str(folder)!r})""")
     )
     told = book.fails(ON_ONE + "rank").traceback
+    book.ok("%distributed_pool stop")
+    assert "No ranks are up" in book.ok("%distributed_status").text
     book.ok("os.chdir(before)")
     assert told == "OptionsError: the notebook's working folder was deleted or moved: change to one that exists (%cd)"
     assert book.ok(ON_ONE + "rank").result == "rank 0: 0"

@@ -88,14 +88,26 @@ def test_a_script_has_its_arguments_and_returns_nothing(book: Notebook, folder: 
     assert again.stdout == "None\n"
 
 
+def test_a_module_beside_the_script_that_python_has_loaded_is_named(book: Notebook, folder: Path) -> None:
+    (folder / "project" / "statistics.py").write_text("")
+    told = f"`statistics` is the standard module, which a rank loads when it starts, and not {folder}/project/statistics.py"
+    assert told not in book.ok("%distributed_run --ranks 2 project/train.py").view
+    (folder / "project" / "train.py").write_text("statistics = {}\n")
+    assert told not in book.ok("%distributed_run --ranks 2 project/train.py").view
+    (folder / "project" / "train.py").write_text("def main():\n    import statistics\nmain()\n")
+    assert told in book.ok("%distributed_run --ranks 2 project/train.py").view
+
+
 def test_modules_beside_the_script_are_imported_anew_for_each_run(book: Notebook, folder: Path) -> None:
     for _ in range(2):
         assert " 0 2 1" in book.ok("%distributed_run --ranks 2 project/train.py").view
     (folder / "project" / "helper.py").write_text("COUNT = 10\n")
     assert " 0 2 11" in book.ok("%distributed_run --ranks 2 project/train.py").view
-    assert book.ok("%%distributed --ranks 2\nimport sys\nsys.argv, 'project' in sys.path[0]").result == (
-        "ranks 0-1: (['cell.py'], False)"
-    )
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import sys
+        sys.argv, 'project' in sys.path[0]""")
+    assert book.ok(cell).result == "ranks 0-1: (['cell.py'], False)"
 
 
 LEAVES_STATE = """\
@@ -172,7 +184,11 @@ def test_a_script_ends_as_a_program_before_its_end_is_told(book: Notebook, folde
     written = {path.name.partition("-")[2]: path.read_text() for path in folder.glob("ended-*")}
     assert written == {name: name for name in ("unclosed", "thread", "process", "pool", "handler")}
     assert "ZeroDivisionError" in outcome.view
-    assert book.ok("%%distributed --ranks 1\nimport atexit\natexit.register.__module__").result == "rank 0: 'atexit'"
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import atexit
+        atexit.register.__module__""")
+    assert book.ok(cell).result == "rank 0: 'atexit'"
 
 
 def test_a_librarys_pool_of_threads_stays_usable_after_a_script(book: Notebook, folder: Path) -> None:
@@ -186,7 +202,11 @@ def test_a_librarys_pool_of_threads_stays_usable_after_a_script(book: Notebook, 
         """)
     )
     book.ok("%distributed_run --ranks 1 pools.py")
-    assert book.ok("%%distributed --ranks 1\nimport json\njson.pool.submit(abs, -2).result()").result == "rank 0: 2"
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import json
+        json.pool.submit(abs, -2).result()""")
+    assert book.ok(cell).result == "rank 0: 2"
 
 
 def test_a_script_that_fails_has_written_its_files(book: Notebook, folder: Path) -> None:
@@ -222,7 +242,11 @@ def test_a_script_leaves_the_notebooks_kept_values_where_they_are(book: Notebook
             model, sys.left = [1], 7""")
     )
     assert "left 1 " in book.ok("%distributed_run --ranks 1 leaves.py").view
-    assert book.ok("%%distributed --ranks 1\nimport sys\nmodel, sys.left").result == "rank 0: ([1], 7)"
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import sys
+        model, sys.left""")
+    assert book.ok(cell).result == "rank 0: ([1], 7)"
     book.ok("del model")
 
 
@@ -265,9 +289,12 @@ def test_a_script_trains_to_the_weights_of_torchrun(book: Notebook, folder: Path
     # Its status says little: torch sometimes aborts a process that ends, after the weights were written.
     subprocess.run([*torchrun, "ddp.py", "--lr", "0.1", "--out", "theirs.pt"], cwd=folder, check=False, timeout=90)
 
+    cell = dedent("""\
+        import torch
+        ours, theirs = torch.load('ours.pt'), torch.load('theirs.pt')
+        sorted(ours) == sorted(theirs), all(torch.equal(ours[name], theirs[name]) for name in ours)""")
     assert book.ok(
-        "import torch\nours, theirs = torch.load('ours.pt'), torch.load('theirs.pt')\n"
-        "sorted(ours) == sorted(theirs), all(torch.equal(ours[name], theirs[name]) for name in ours)"
+        cell
     ).result == "(True, True)"  # fmt: skip
 
 
@@ -438,6 +465,17 @@ def test_the_shell_runs_a_script_and_gives_its_status(folder: Path) -> None:
     assert "ZeroDivisionError: division by zero" in failed.stderr
     assert "bad.py" in failed.stderr
     assert "jupyter_distrib" not in failed.stderr
+
+
+def test_the_shell_says_that_a_run_is_not_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    (folder / "jupyter_distrib").mkdir()
+    (folder / "jupyter_distrib" / "history").write_text("in the way")
+    (folder / "says.py").write_text("import sys\nprint('hi')\nsys.exit(int(sys.argv[1]))")
+    for status in (0, 3):
+        done = shell(folder, "run", "--ranks", "1", "says.py", str(status))
+        assert (done.returncode, done.stdout.startswith("[0] hi")) == (status, True)
+        assert done.stderr.count("Runs are not saved in the history: ") == 1
 
 
 def test_each_line_is_written_to_an_unbuffered_terminal_in_one_piece(folder: Path) -> None:

@@ -81,13 +81,12 @@ def test_a_class_is_one_class_on_a_rank_and_the_notebooks_own_when_it_returns(bo
     book.ok(SETUP.format(name=""))
     book.ok("point, Same = Point(7), Point; torch.save(point, 'point.pt')")
 
-    there = book.ok(
-        reads(
-            "import torch\nown = registry.ALL['Point']\n"
-            "same = own is Point is Same, isinstance(point, own), type(registry.ALL['build']()) is Point\n"
-            "same, type(torch.load('point.pt')) is own, Point.Inner.__qualname__"
-        )
-    )
+    cell = dedent("""\
+        import torch
+        own = registry.ALL['Point']
+        same = own is Point is Same, isinstance(point, own), type(registry.ALL['build']()) is Point
+        same, type(torch.load('point.pt')) is own, Point.Inner.__qualname__""")
+    there = book.ok(reads(cell))
     assert there.result == "ranks 0-1: ((True, True, True), True, 'Point.Inner')"
     book.ok(reads("registry.ALL['build'](), registry.ALL['Point']"))
     assert book.ok("[(type(made) is Point, cls is Point) for made, cls in _]").result == "[(True, True), (True, True)]"
@@ -249,7 +248,11 @@ def test_what_it_sets_in_the_process_lasts(book: Notebook) -> None:
         values = book.ok(f"%%distributed --ranks 2\n{read}").result
         assert values == "rank 0: ('1', '0', 'SIG_IGN')\nrank 1: ('1', '1', 'SIG_IGN')"
     book.ok("os.environ['OWN'] = 'of the notebook'")
-    assert "of the notebook" in book.ok("%%distributed\nimport os\nos.environ['OWN']").result
+    cell = dedent("""\
+        %%distributed
+        import os
+        os.environ['OWN']""")
+    assert "of the notebook" in book.ok(cell).result
 
 
 def test_modules_that_are_imported_again_are_set_up_again(book: Notebook, tmp_path: Path) -> None:
@@ -289,11 +292,22 @@ def test_an_exported_script_begins_with_it(book: Notebook, tmp_path: Path) -> No
 
 def test_what_cannot_be_sent_is_the_ranks_own(book: Notebook) -> None:
     book.ok(
-        "%%distributed_setup\nimport threading, torch\nclass Locked:\n    lock = threading.Lock()\nlock = threading.Lock()\n"
-        "@torch.library.custom_op('own::double', mutates_args=())\n"
-        "def double(x: torch.Tensor) -> torch.Tensor:\n    return x * 2"
+        dedent("""\
+            %%distributed_setup
+            import threading, torch
+            class Locked:
+                lock = threading.Lock()
+            lock = threading.Lock()
+            @torch.library.custom_op('own::double', mutates_args=())
+            def double(x: torch.Tensor) -> torch.Tensor:
+                return x * 2""")
     )
-    book.ok("def use(x):\n    with lock: return double(x)\nthing = Locked()")
+    book.ok(
+        dedent("""\
+            def use(x):
+                with lock: return double(x)
+            thing = Locked()""")
+    )
 
     there = book.ok(
         "%%distributed --ranks 2\nuse(torch.ones(1)).item(), double(torch.ones(2)).sum().item(), type(thing) is Locked"

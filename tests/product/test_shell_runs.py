@@ -97,6 +97,16 @@ def on_a_terminal(*words: str) -> str:
         return os.read(screen.fileno(), 1 << 16).decode()
 
 
+def test_a_terminal_that_is_not_utf_8_gets_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text('print("\\u00e9 \\u65e5")\n')
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    done = shell("run", "--ranks", "2", "train.py", folder=tmp_path)
+    assert "[0-1] \\xe9 \\u65e5\n" in done.stdout, done.stderr
+    assert "ends here" not in done.stderr
+    assert shell("logs", "--rank", "1").stdout == "\\xe9 \\u65e5\n"
+
+
 @pytest.mark.parametrize("follow", [(), ("-f",)])
 def test_logs_on_a_terminal_have_colours_and_no_other_codes(book: Notebook, follow: tuple[str, ...]) -> None:
     text = "\\x1b[31mred\\x1b[0m \\x1b]0;title\\x07\\x1b]52;c;eA==\\x07\\x9b2Jend"

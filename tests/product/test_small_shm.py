@@ -48,7 +48,11 @@ def still_runs(book: Notebook, pids: str) -> None:
 
 
 def pids_of(book: Notebook) -> str:
-    return book.ok("%%distributed --ranks 2\nimport os\nos.getpid()").result
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import os
+        os.getpid()""")
+    return book.ok(cell).result
 
 
 def test_values_do_not_need_dev_shm(book: Notebook) -> None:

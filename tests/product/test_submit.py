@@ -109,7 +109,8 @@ def test_submitted_runs_are_shown_like_a_sweep(book: Notebook) -> None:
     table = [line.split()[:3] for line in outcome.view.splitlines()]
     assert table == [["lr", "loss", "state"], ["0.1", "-1", "done"], ["0.3", "1", "done"]]
     (html,) = outcome.displays_html.values()
-    assert 'alt="loss, lr=0.1 fell from 1 to -1 in 2 steps. loss by lr: the best is lr=0.1"' in html
+    assert 'alt="loss, lr=0.1 fell' in html
+    assert 'the best is lr=0.1"' in html
 
 
 def test_a_failure_in_the_middle_stops_nothing_else(book: Notebook) -> None:
@@ -260,6 +261,8 @@ def test_two_names_give_all_combinations_and_may_be_read_from_the_notebook(book:
         ("width", True), ("get_width()", True), ("Net().width()", True), ("eval('width + 1')", True), ("by_text()", True),
         ("[width for _ in range(2)]", True), ("f'{width}'", True), ("with_default()", False), ("settings.width", False),
         ("widht = 3\nwidht", False),
+        ("globals()['wid' + 'th']", True), ("import __main__\ngetattr(__main__, 'wid' + 'th')", True),
+        ("by_parts()", True), ("evaluates()", False),
     ],
 )  # fmt: skip
 def test_a_name_of_a_sweep_that_nothing_reads_is_told(book: Notebook, body: str, is_read: bool) -> None:

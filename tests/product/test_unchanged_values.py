@@ -37,10 +37,18 @@ def segments(notebook: Notebook) -> set[str]:
 
 
 def test_a_cell_sees_what_the_notebook_has_and_never_what_a_cell_wrote(notebook: Notebook) -> None:
-    notebook.ok("x = np.arange(1_000_000)\nt = torch.arange(1_000_000.0)\nview = x[10:20]")
-    cell = (
-        "%%distributed --ranks 2\nseen = int(x.sum()), float(t[5]), int(x[15])\nx += 1\nt.zero_()\nprint('saw', seen)"
+    notebook.ok(
+        dedent("""\
+            x = np.arange(1_000_000)
+            t = torch.arange(1_000_000.0)
+            view = x[10:20]""")
     )
+    cell = dedent("""\
+        %%distributed --ranks 2
+        seen = int(x.sum()), float(t[5]), int(x[15])
+        x += 1
+        t.zero_()
+        print('saw', seen)""")
     for _ in range(2):
         out = notebook.ok(cell).text
         assert "[0-1] saw (499999500000, 5.0, 15)" in out
@@ -75,10 +83,13 @@ def test_a_queued_run_has_the_values_of_its_submission(notebook: Notebook) -> No
 def test_a_run_that_restarts_has_its_values(notebook: Notebook) -> None:
     notebook.ok("y = np.full(1_000_000, 3)")
     notebook.ok("%%distributed --ranks 2\ny[0]")
-    out = notebook.ok(
-        "%%distributed --ranks 2 --max-restarts 1\nimport os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1':\n"
-        "    os.kill(os.getpid(), 9)\nprint('sum', int(y.sum()))"
-    ).text
+    cell = dedent("""\
+        %%distributed --ranks 2 --max-restarts 1
+        import os
+        if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1':
+            os.kill(os.getpid(), 9)
+        print('sum', int(y.sum()))""")
+    out = notebook.ok(cell).text
     assert "[0-1] sum 3000000" in out
 
 

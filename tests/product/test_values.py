@@ -544,9 +544,12 @@ sys.thread_of_test.start()
 """
     book.ok(ON_TWO + body)
 
-    assert book.ok(
-        ON_TWO + "import sys\nsys.gate_of_test.set()\nsys.thread_of_test.join()\nsys.said_by_test"
-    ).result == ("ranks 0-1: 'still here'")
+    source = dedent("""\
+        import sys
+        sys.gate_of_test.set()
+        sys.thread_of_test.join()
+        sys.said_by_test""")
+    assert book.ok(ON_TWO + source).result == "ranks 0-1: 'still here'"
 
 
 def test_a_hook_that_a_cell_left_on_a_kept_value_keeps_its_globals(book: Notebook) -> None:
@@ -573,10 +576,19 @@ def test_the_class_of_a_kept_value_uses_what_the_notebook_has_defined_anew(
     book: Notebook, changes: list[str], cell: str, expected: str
 ) -> None:
     book.ok(
-        "factor = 2\ndef helper(x): return x * factor\nclass Part:\n    def go(self, x): return helper(x)\n"
-        "def uses(): return kept.go(1)"
+        dedent("""\
+            factor = 2
+            def helper(x): return x * factor
+            class Part:
+                def go(self, x): return helper(x)
+            def uses(): return kept.go(1)""")
     )
-    book.ok("%%distributed --ranks 1 --keep kept\nkept = Part()\nkept.made = 1")
+    book.ok(
+        dedent("""\
+            %%distributed --ranks 1 --keep kept
+            kept = Part()
+            kept.made = 1""")
+    )
     for change in changes:
         book.ok(change)
 
@@ -613,7 +625,11 @@ def test_a_kept_value_whose_class_uses_names_of_its_cell_says_that_it_goes_on_wi
         kept = Part()
         kept.go()""")
     assert book.ok(f"%%distributed --ranks 1 --keep kept\n{body}").result == "rank 0: 3"
-    assert "goes on with" not in book.ok("%%distributed --ranks 1\nimport os\nkept.go()").view
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import os
+        kept.go()""")
+    assert "goes on with" not in book.ok(cell).view
     book.ok("factor = 5")
 
     outcome = book.ok("%%distributed --ranks 1\nkept.go()")
@@ -761,21 +777,21 @@ def test_a_cell_that_is_stopped_keeps_its_names_as_they_are_then(book: Notebook)
 
     assert "kept as they were when the cell was stopped: `losses`, `best`" in text
     assert book.ok("losses[0], losses[1]").result == "([0, 0.5], [1, 0.5])"
-    assert book.ok("%%distributed --ranks 2\nlosses.append(0.25)\nlosses").result == (
-        "rank 0: [0, 0.5, 0.25]\nrank 1: [1, 0.5, 0.25]"
-    )
+    cell = dedent("""\
+        %%distributed --ranks 2
+        losses.append(0.25)
+        losses""")
+    assert book.ok(cell).result == "rank 0: [0, 0.5, 0.25]\nrank 1: [1, 0.5, 0.25]"
 
 
 def test_names_in_texts_are_those_of_the_notebook(book: Notebook) -> None:
     book.ok("spoken = 5\ndef by_name(name): return globals()[name]")
 
-    assert (
-        book.ok(
-            "%%distributed --ranks 2\nimport __main__\n"
-            "'spoken' in globals(), globals().get('spoken'), eval('spoken + 1'), __main__.spoken"
-        ).result
-        == "ranks 0-1: (True, 5, 6, 5)"
-    )
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import __main__
+        'spoken' in globals(), globals().get('spoken'), eval('spoken + 1'), __main__.spoken""")
+    assert book.ok(cell).result == "ranks 0-1: (True, 5, 6, 5)"
     assert "add --with spoken" in book.fails("%%distributed --ranks 2\nby_name('spoken')").text
 
 

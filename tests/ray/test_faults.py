@@ -249,11 +249,20 @@ def test_a_cell_that_the_kernel_cannot_send_whole_leaves_its_ranks(
     book: Notebook, what: str, ename: str, said: str
 ) -> None:
     book.ok(f"{LARGE}\n{AFTER_TWO_STEPS.format(what=what)}")
-    pids = book.ok("%%distributed --keep mine\nimport os\nmine = rank\nos.getpid()").result
+    cell = dedent("""\
+        %%distributed --keep mine
+        import os
+        mine = rank
+        os.getpid()""")
+    pids = book.ok(cell).result
     outcome = book.fails("%%distributed\nlen(large)")
     assert (outcome.ename, said in outcome.traceback) == (ename, True), outcome.text
     book.ok("shared_memory._write_at = _write_at")
-    assert book.ok("%%distributed\nimport os\nos.getpid()").result == pids
+    cell = dedent("""\
+        %%distributed
+        import os
+        os.getpid()""")
+    assert book.ok(cell).result == pids
     assert book.ok("%%distributed\nmine, len(large)").result.splitlines()[3] == "rank 3: (3, 209715200)"
 
 
@@ -299,7 +308,11 @@ def test_a_detached_run_survives_its_kernel(cluster: Cluster, tmp_path: Path) ->
                 print('after')
                 rank * 10""")
         )
-        name = book.ok("import time\nwhile not run.record.entry_count: time.sleep(0.05)\nprint(run.id)").stdout.strip()
+        cell = dedent("""\
+            import time
+            while not run.record.entry_count: time.sleep(0.05)
+            print(run.id)""")
+        name = book.ok(cell).stdout.strip()
     flag.touch()
     with Notebook(tmp_path) as other:
         other.ok(f"%load_ext jupyter_distrib\n{use}\n%distributed_pool use lab")

@@ -301,7 +301,11 @@ def test_cells_do_not_run_in_an_empty_folder_that_is_not_to_be_shared(cluster: C
         )
         book.ok(f"%distributed_pool add far --kind ray --address {cluster.address} --insecure --ranks 1 --copy-files")
         book.ok("%distributed_pool use far")
-        assert book.ok("%%distributed\nimport os\nos.getcwd() == home").result == "rank 0: False"
+        cell = dedent("""\
+            %%distributed
+            import os
+            os.getcwd() == home""")
+        assert book.ok(cell).result == "rank 0: False"
 
 
 def test_files_that_do_not_get_there_are_said(cluster: Cluster, tmp_path: Path) -> None:
@@ -322,7 +326,12 @@ def test_files_that_do_not_get_there_are_said(cluster: Cluster, tmp_path: Path) 
         (tmp_path / "folder" / "file").unlink()
         (tmp_path / "folder").rmdir()
         (tmp_path / "folder").write_text("a file now")
-        said = book.ok("%%distributed\nimport os\nos.unlink('folder/of_the_rank')\nos.rmdir('folder')").text
+        cell = dedent("""\
+            %%distributed
+            import os
+            os.unlink('folder/of_the_rank')
+            os.rmdir('folder')""")
+        said = book.ok(cell).text
         assert re.search(r"folder could not be copied to node 127\.0\.0\.[23] \(Is a directory\)\.", said), said
         outcome = book.ok(look)
         assert outcome.result == "rank 0: True"

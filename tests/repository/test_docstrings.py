@@ -6,10 +6,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.notebook import ROOT
 from tests.repository.package_code import trees, walked
+from tests.repository.test_language import PAGES
 
 BAD_BEGINNING = re.compile(
     r"(Of|Those|Who|Whom|Whose|Whoever|What|Which|How|Why|Where|Until|As|From|(By|With|In|On|To|For) (which|whom))\b"
@@ -44,8 +47,20 @@ def bad_beginnings(tree: ast.AST) -> list[str]:
 
 
 def unspoken(tree: ast.AST) -> list[str]:
-    firsts = ((text.lineno, " ".join(text.value.partition("\n\n")[0].split())) for _, text in docstrings(tree))
-    return [f"line {line}: {first}" for line, first in firsts if UNSPOKEN.search(first)]
+    """Return the paragraphs of docstrings, and the other strings, such as messages, that have such grammar."""
+    paragraphs = {id(text): text.value.split("\n\n") for _, text in docstrings(tree)}
+    texts = (
+        (node.lineno, " ".join(paragraph.split()))
+        for node in walked(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for paragraph in paragraphs.get(id(node), [node.value])
+    )
+    return [f"line {line}: {text}" for line, text in texts if UNSPOKEN.search(text)]
+
+
+def unspoken_in_prose(markdown: str) -> list[str]:
+    paragraphs = (" ".join(paragraph.split()) for paragraph in re.sub(r"`[^`\n]*`", "`x`", markdown).split("\n\n"))
+    return [f"{found.group()}: {each[:60]}" for each in paragraphs for found in UNSPOKEN.finditer(each)]
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
@@ -60,6 +75,11 @@ def test_docstrings_are_said_as_one_would_say_them_aloud() -> None:
     for name, tree in trees().items():
         bad += [f"{name}, {each}" for each in unspoken(tree)]
     assert bad == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_pages_are_said_as_one_would_say_them_aloud(page: Path) -> None:
+    assert unspoken_in_prose((ROOT / page).read_text("utf-8")) == []
 
 
 @pytest.mark.parametrize(
@@ -102,6 +122,8 @@ def test_other_strings_pass(source: str) -> None:
         'class Node:\n    lost = 5.0\n    """The most seconds to wait."""',
         'class Node:\n    """Who waits for it is told the reason."""',
         'def f():\n    """Return the run of theirs."""',
+        'def f():\n    """Return the ranks.\n\n    Those that are left go on."""',
+        'raise ValueError("the pool was told to end")',
     ],
 )
 def test_grammar_that_nobody_would_say_is_found(source: str) -> None:
@@ -118,3 +140,8 @@ def test_grammar_that_nobody_would_say_is_found(source: str) -> None:
 )
 def test_plain_grammar_passes(source: str) -> None:
     assert unspoken(ast.parse(source)) == []
+
+
+def test_grammar_that_nobody_would_say_is_found_in_a_page() -> None:
+    page = "The ranks go on, even those\nthat are late.\n\n| `those that` | who waits |\n"
+    assert [each.partition(":")[0] for each in unspoken_in_prose(page)] == ["those that", "who waits"]

@@ -46,12 +46,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "libraries": {"errors", "system"},
     "interfaces": {"errors", "libraries", "options", "system", "wire"},
     "serialization": {"errors", "libraries", "system", "wire"},
+    "cells": {"interfaces", "serialization", "system", "wire"},
     # a rank
     "worker": {"errors", "interfaces", "libraries", "serialization", "system", "wire"},
     "worker/output": {"interfaces", "libraries", "system", "wire", "worker"},
-    "worker/environment": {"errors", "interfaces", "libraries", "serialization", "system", "wire", "worker/output"},
+    "worker/environment": {
+        "cells",
+        "errors",
+        "interfaces",
+        "libraries",
+        "serialization",
+        "system",
+        "wire",
+        "worker/output",
+    },
     "worker/debugging": {"interfaces", "serialization", "system", "wire", "worker", "worker/environment"},
     "worker/process": {
+        "cells",
         "errors",
         "interfaces",
         "runtime",
@@ -114,6 +125,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "dry_run": {
         "addresses",
+        "cells",
         "errors",
         "interfaces",
         "libraries",
@@ -147,6 +159,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pools": {"errors", "options", "system", "wire"},
     "pools/inline": {
         "agent/ranks",
+        "cells",
         "errors",
         "interfaces",
         "options",
@@ -260,6 +273,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "kernel/notebook": {
         "addresses",
+        "cells",
         "errors",
         "gpu_types",
         "interfaces",
@@ -277,7 +291,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serialization",
         "system",
         "wire",
-        "worker/environment",
     },
 }
 """Each folder, and each module at the top, with all that it may import; imports for type checkers count as well.

@@ -36,7 +36,11 @@ def test_a_notebook_function_and_the_cell_share_their_globals(kernel: Kernel) ->
             counter += 1
             return counter
     """)
-    assert kernel.run("count()\ncounter += 10\n(count(), counter)") == (13, 13)
+    cell = dedent("""\
+        count()
+        counter += 10
+        (count(), counter)""")
+    assert kernel.run(cell) == (13, 13)
     assert kernel["counter"] == 1
 
 

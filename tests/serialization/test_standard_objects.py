@@ -260,6 +260,27 @@ def test_a_vectorized_function_that_has_been_called_is_sent(kernel: Kernel) -> N
     assert kernel.run("(twice([1, 2]).tolist(), twice.label, twice.unit)") == ([2.0, 4.0], "twice", "m")
 
 
+def test_a_class_made_from_vectorize_is_sent_with_all_that_it_has(kernel: Kernel) -> None:
+    pytest.importorskip("numpy")
+    kernel.cell("""
+        import numpy as np
+        class Power(np.vectorize):
+            def __init__(self, k):
+                self._k = k
+                super().__init__(lambda number: number**k, otypes=[float], doc="A power.")
+        class Scaled(np.vectorize):
+            def __init__(self, k):
+                self.k = k
+                super().__init__(self.scale, signature="(),()->()")
+            def scale(self, number, other):
+                return self.k * number + other
+        power, scaled = Power(3), Scaled(3)
+        power([1, 2]), scaled([1, 2], 1)
+    """)
+    assert kernel.run("(power([1, 2]).tolist(), power._k, power.__doc__)") == ([1.0, 8.0], 3, "A power.")
+    assert kernel.run("(scaled([1, 2], 1).tolist(), scaled.pyfunc.__self__ is scaled)") == ([4, 7], True)
+
+
 def test_what_runs_in_the_notebook_stays_there(kernel: Kernel) -> None:
     with ThreadPoolExecutor(1) as threads, subprocess.Popen(["true"]) as process:
         for value in (threads, threads.submit(int), process, threading.Thread(), threading.Timer(1, print)):

@@ -500,7 +500,11 @@ def test_a_job_that_is_named_by_its_id_alone_is_used_and_one_that_has_ended_is_r
         job = variables["SLURM_JOB_ID"]
         with Notebook(tmp_path, {"SLURM_JOB_ID": job}) as book:
             book.ok("%load_ext jupyter_distrib")
-            said = book.ok("%%distributed --ranks 2\nimport os\nos.environ['SLURM_JOB_ID']").result
+            cell = dedent("""\
+                %%distributed --ranks 2
+                import os
+                os.environ['SLURM_JOB_ID']""")
+            said = book.ok(cell).result
             assert said == f"ranks 0-1: '{job}'"
     with Notebook(tmp_path, {"SLURM_JOB_ID": job}) as book:
         book.ok("%load_ext jupyter_distrib")

@@ -101,13 +101,25 @@ def test_the_store_listens_on_the_address_by_which_the_host_was_reached(book: No
 def test_the_notebooks_files_are_there(book: Notebook, folder: Path) -> None:
     """Hosts have a /tmp of their own, so this one's folder is not theirs."""
     (folder / "helper.py").write_text("ANSWER = 42\n")
-    assert book.ok("%%distributed\nimport helper\nhelper.ANSWER").result == "ranks 0-3: 42"
+    cell = dedent("""\
+        %%distributed
+        import helper
+        helper.ANSWER""")
+    assert book.ok(cell).result == "ranks 0-3: 42"
     (folder / "helper.py").write_text("ANSWER = 43  # another size, since Python goes by whole seconds\n")
-    assert book.ok("%%distributed\nimport helper\nhelper.ANSWER").result == "ranks 0-3: 43"
+    cell = dedent("""\
+        %%distributed
+        import helper
+        helper.ANSWER""")
+    assert book.ok(cell).result == "ranks 0-3: 43"
 
 
 def test_what_a_rank_writes_into_the_copy_is_said_to_be_lost(book: Notebook, folder: Path) -> None:
-    said = book.ok("%%distributed\nif rank == 0:\n    open('model.pt', 'w').write('weights')").view
+    cell = dedent("""\
+        %%distributed
+        if rank == 0:
+            open('model.pt', 'w').write('weights')""")
+    said = book.ok(cell).view
     assert "model.pt was written on host1, into a copy of the notebook's folder that is removed with the ranks" in said
     assert not (folder / "model.pt").exists()
     assert "model.pt" not in book.ok("%%distributed\nrank").text
@@ -119,7 +131,11 @@ def test_a_folder_that_hosts_share_is_used(bed: Bed) -> None:
     name_it(bed, folder)
     with Notebook(folder) as shared:
         shared.ok("%load_ext jupyter_distrib")
-        assert shared.ok("%%distributed\nimport os\nos.getcwd()").result == f"ranks 0-3: {str(folder)!r}"
+        cell = dedent("""\
+            %%distributed
+            import os
+            os.getcwd()""")
+        assert shared.ok(cell).result == f"ranks 0-3: {str(folder)!r}"
         before = sorted(os.listdir(folder))
         shared.ok("import numpy as np\nbig = np.arange(5_000_000)")
         assert shared.ok("%%distributed\nint(big.sum())").result == "ranks 0-3: 12499997500000"
@@ -211,7 +227,11 @@ def test_a_host_that_is_killed_ends_the_cell_and_the_next_is_on_what_is_left(bed
         name_it(bed, tmp_path, hosts="host3:2,host1", nodes=1, ranks=2)
         with Notebook(tmp_path) as book:
             book.ok("%load_ext jupyter_distrib")
-            assert book.ok("%%distributed\nimport socket\nsocket.gethostname()").result == "ranks 0-1: 'host3'"
+            cell = dedent("""\
+                %%distributed
+                import socket
+                socket.gethostname()""")
+            assert book.ok(cell).result == "ranks 0-1: 'host3'"
             book.start(HANGS)
             book.until("all in")
             third.kill()
@@ -235,7 +255,11 @@ def test_when_the_kernel_ends_nothing_is_left_on_the_hosts(bed: Bed, tmp_path: P
     name_it(bed, tmp_path, hosts="host1:9,host2:9", ranks=2)
     with Notebook(tmp_path) as book:
         book.ok("%load_ext jupyter_distrib")
-        pids = book.ok("%%distributed\nimport os\nos.getpid()").result
+        cell = dedent("""\
+            %%distributed
+            import os
+            os.getpid()""")
+        pids = book.ok(cell).result
     ranks = [int(pid) for pid in re.findall(r": (\d+)", pids)]
     assert len(ranks) == 2
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), 15)

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from jupyter_distrib.checkpoints.folder import refused_by_system
+from jupyter_distrib.pools.inline.cell_interrupts import _with_contexts
 from jupyter_distrib.system import open_files
 from jupyter_distrib.wire.descriptors import Descriptors
 from tests.notebook import ROOT
@@ -59,6 +61,22 @@ def test_what_has_not_arrived_is_not_closed() -> None:
     descriptors.close()
     with os.fdopen(read_fd, "rb") as file:
         assert file.read() == b"", "the other one is closed"
+
+
+class Undecided(ImportError):
+    def __bool__(self) -> bool:
+        raise ValueError
+
+
+def test_an_error_whose_truth_cannot_be_asked_is_a_cause_like_others() -> None:
+    limit = OSError(errno.EMFILE, "")
+    for error in (
+        caused(ValueError(), caused(Undecided(), limit)),
+        raised_during(ValueError(), caused(Undecided(), limit)),
+    ):
+        assert "the limit is " in open_files.advice_on(error)
+        assert refused_by_system(error) is limit
+    assert list(_with_contexts(caused(ValueError(), raised_during(Undecided(), limit))))[-1] is limit
 
 
 class Strange(Exception):

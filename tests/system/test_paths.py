@@ -15,6 +15,7 @@ import pytest
 
 from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.settings import config_files, find_files
+from jupyter_distrib.pools import server_home
 from jupyter_distrib.system import paths
 from tests.notebook import ROOT
 
@@ -30,6 +31,18 @@ def test_a_folder_is_made_private_whatever_the_umask(tmp_path: Path) -> None:
         assert (mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o700, 0o700)
     finally:
         os.umask(before)
+
+
+def test_a_file_in_the_place_of_a_folder_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(PoolError, match=r"it is a file\. Set JUPYTER_DISTRIB_RUNTIME_DIR"):
+        paths.private(tmp_path / "a")
+
+
+def test_the_home_folder_is_that_of_the_present_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"HOME": "/x"})
+    assert paths.home() == "/x"
+    assert find_files.user_file() == "/x/.config/jupyter_distrib/pools.toml"
 
 
 def test_an_open_folder_of_ours_is_closed(tmp_path: Path) -> None:
@@ -50,6 +63,113 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PoolError):
         paths.private(tmp_path / "file")
+
+
+@pytest.mark.parametrize("text", ["logs", "~/logs"])
+def test_a_chosen_folder_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in paths.VARIABLES:
+        monkeypatch.setenv(name, text)
+    assert paths.log_directory() == paths.runtime_directory() == tmp_path / "logs"
+    started = server_home.Home(module="x", name="x", python="")._environment(tmp_path)
+    assert {started[name] for name in paths.VARIABLES} == {str(tmp_path / "logs")}
+
+
+def test_a_chosen_folder_that_others_write_to_stays_open_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team").chmod(0o2777)
+    for name in paths.VARIABLES:
+        monkeypatch.setenv(name, str(tmp_path / "team"))
+    with pytest.raises(PoolError, match="can be written by every user: set JUPYTER_DISTRIB_RUNTIME_DIR to a folder of"):
+        paths.runtime_directory()
+    (ignored,) = find_files.state(str(tmp_path), os.environ, directory=str(tmp_path)).ignored
+    assert ignored.startswith(f"Logs are not written to JUPYTER_DISTRIB_LOG_DIR: {tmp_path}/team can be written by")
+    assert mode(tmp_path / "team") == 0o777
+
+
+def test_a_chosen_folder_that_others_read_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "project").mkdir()
+    folder.chmod(0o755)
+    for name in paths.VARIABLES:
+        monkeypatch.setenv(name, str(folder))
+    own = folder / f"jupyter_distrib-{os.getuid()}"
+    assert paths.log_directory() == paths.runtime_directory() == own
+    assert (mode(folder), mode(own)) == (0o755, 0o700)
+    assert paths.reason_against_logs() == ""
+    started = server_home.Home(module="x", name="x", python="")._environment(own)
+    assert {started[name] for name in paths.VARIABLES} == {str(folder)}, "what is started finds the same"
+    folder.chmod(0o700)
+    assert paths.runtime_directory() == own, "agents are in it"
+
+
+def test_a_chosen_folder_without_others_is_used_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "own").mkdir(mode=0o700)
+    for name in paths.VARIABLES:
+        monkeypatch.setenv(name, str(folder))
+    assert paths.log_directory() == paths.runtime_directory() == folder
+
+
+def test_a_relative_folder_is_the_same_when_the_notebook_changes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    logs, runtime = "logs-of-this-test", "rt-of-this-test"
+    monkeypatch.setenv("JUPYTER_DISTRIB_LOG_DIR", logs)
+    monkeypatch.setenv("JUPYTER_DISTRIB_RUNTIME_DIR", runtime)
+    before = paths.log_directory(), paths.runtime_directory()
+    monkeypatch.chdir(tmp_path / "other")
+    assert (paths.log_directory(), paths.runtime_directory()) == before == (tmp_path / logs, tmp_path / runtime)
+    assert paths.absolute(logs) == str(tmp_path / logs)
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_looking_at_the_settings_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    for folder in (tmp_path / "new" / "logs", tmp_path / "open"):
+        monkeypatch.setenv("JUPYTER_DISTRIB_LOG_DIR", str(folder))
+        assert find_files.state(str(tmp_path), os.environ, directory=str(tmp_path)).ignored == ()
+    assert [each.name for each in tmp_path.rglob("*")] == ["open"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("file", "/file cannot be made: it is a file."),
+        ("file/logs", "/file/logs cannot be made: Not a directory."),
+        ("link", "/link is a link or belongs to another user"),
+        ("closed/logs", "/closed/logs cannot be made: {0}/closed cannot be written to."),
+    ],
+)
+def test_a_folder_for_logs_that_cannot_be_made_is_said_before_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, reason: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "closed").mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, how: Path(path).name != "closed" and access(path, how))  # for root
+    monkeypatch.setenv("JUPYTER_DISTRIB_LOG_DIR", str(tmp_path / folder))
+    said = paths.reason_against_logs()
+    assert said.startswith("Logs are not written to JUPYTER_DISTRIB_LOG_DIR: ")
+    assert reason.format(tmp_path) in said
+
+
+def test_a_temporary_folder_whose_name_has_too_many_bytes_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JUPYTER_DISTRIB_RUNTIME_DIR", raising=False)
+    (base := tmp_path / "\N{CJK UNIFIED IDEOGRAPH-65E5}").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", base_name := f"/tmp/{base.name * 25}")
+    monkeypatch.setattr(paths, "_is_ours", lambda _: True)
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{base.name * 25}")
+    assert len(base_name) < 40 <= len(os.fsencode(base_name))
+    assert str(paths.runtime_directory()).startswith("/tmp/jupyter_distrib-")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")

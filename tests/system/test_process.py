@@ -190,3 +190,19 @@ def test_a_program_that_is_missing_is_not_said_to_be_forbidden(tmp_path: Path, m
     (tmp_path / "sbatch").write_text("")
     assert process.why_not_started("sbatch", error) == "Permission denied"
     assert process.why_not_started("./sbatch", error) == "Permission denied"
+
+
+def test_a_limit_of_memory_is_among_the_reasons_for_no_more_processes() -> None:
+    program = textwrap.dedent("""\
+        import resource, sys
+        if sys.argv[1] == "limited":
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
+        from jupyter_distrib.system import process
+        print(process.TOO_MANY_PROCESSES)""")
+    command = [sys.executable, "-c", program]
+    limited, free = (
+        subprocess.run([*command, how], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for how in ("limited", "free")
+    )
+    assert "(ulimit -v, which limits its memory; ulimit -u, or" in limited
+    assert "ulimit -v" not in free

@@ -250,9 +250,18 @@ def test_nothing_of_an_earlier_cell_stays_on_a_rank(book: Notebook, new: NewRuns
 @pytest.mark.parametrize("track", ["", " --track none"])
 def test_what_the_notebook_has_set_travels(book: Notebook, new: NewRuns, track: str) -> None:
     book.ok(
-        "import mlflow\nos.environ['MLFLOW_EXPERIMENT_NAME'] = 'not this'\nmlflow.set_experiment('of the notebook')"
+        dedent("""\
+            import mlflow
+            os.environ['MLFLOW_EXPERIMENT_NAME'] = 'not this'
+            mlflow.set_experiment('of the notebook')""")
     )
-    book.ok(f"%%distributed --ranks 1{track}\nimport mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('m', 1.0)")
+    book.ok(
+        dedent(f"""\
+            %%distributed --ranks 1{track}
+            import mlflow
+            with mlflow.start_run():
+                mlflow.log_metric('m', 1.0)""")
+    )
     (run,) = new(1)
     assert run.experiment == "of the notebook"
 

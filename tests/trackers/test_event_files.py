@@ -204,6 +204,11 @@ def test_a_summary_writer_writes_on_the_first_rank_unless_its_folder_is_that_of_
     assert counts == dict.fromkeys(("all", "rank0", "rank1", "exp_0", "exp_1"), once)
     book.ok("%%distributed --ranks 2\n" + dedent(cell).replace("rank{rank}", "new_1").replace("exp_{rank}", "v1"))
     assert len(list((folder / "logs" / "new_1").rglob("events.*"))) == once, "a number that is not the rank's"
+    book.ok(
+        "%%distributed --ranks 2\nif rank == world_size - 1:"
+        + dedent(cell).replace("\n", "\n    ").replace("all", "last")
+    )
+    assert len(list((folder / "logs" / "last").rglob("events.*"))) == once, "one that only the last rank makes"
 
 
 @pytest.mark.parametrize(

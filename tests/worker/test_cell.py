@@ -58,7 +58,11 @@ def test_a_name_that_only_exec_reaches_is_added_by_with(book: Notebook) -> None:
 
     assert both(book, "exec('y = 5')\ny") == 5
     assert "NameError" in book.fails(ON_TWO + "exec('z = hid' + 'den + 1')").traceback
-    result = book.ok("%%distributed --ranks 2 --with hidden\nexec('z = hid' + 'den + 1')\nz").result
+    cell = dedent("""\
+        %%distributed --ranks 2 --with hidden
+        exec('z = hid' + 'den + 1')
+        z""")
+    result = book.ok(cell).result
     assert result == "ranks 0-1: 21"
 
 
@@ -152,7 +156,11 @@ def cached(x):
     return x * 3
 """)
 
-    assert both(book, "@twice\ndef mine(x): return x\nplus_one(1), add_five(1), mine(4), cached(2)") == (4, 6, 8, 6)
+    cell = dedent("""\
+        @twice
+        def mine(x): return x
+        plus_one(1), add_five(1), mine(4), cached(2)""")
+    assert both(book, cell) == (4, 6, 8, 6)
 
 
 def test_modules_that_the_notebook_imported_are_there_under_its_names(book: Notebook) -> None:
@@ -179,9 +187,11 @@ def test_nothing_of_a_cell_is_left_for_the_next(book: Notebook) -> None:
 
 
 def test_a_future_import_holds_in_the_cell(book: Notebook) -> None:
-    assert both(book, "from __future__ import annotations\ndef f(x: Nowhere) -> None: ...\nf.__annotations__['x']") == (
-        "Nowhere"
-    )
+    cell = dedent("""\
+        from __future__ import annotations
+        def f(x: Nowhere) -> None: ...
+        f.__annotations__['x']""")
+    assert both(book, cell) == "Nowhere"
 
 
 def test_a_cell_without_statements_does_nothing(book: Notebook) -> None:
@@ -209,6 +219,18 @@ def test_a_task_that_has_not_ended_with_the_cell_is_reported_at_once_and_once(bo
     ended = book.ok(f"%%distributed --ranks 2\n{define}task = asyncio.create_task(later())\nawait task").view
     assert "Warning" not in ended
     assert "ran" in ended
+
+
+def test_entries_of_the_path_that_are_not_strings_are_ignored(book: Notebook) -> None:
+    more = (
+        "import os, pathlib, sys\nsys.path += [os.environ.get('PROJECT_ROOT'), b'/lib', ['/lib'], pathlib.Path('/lib')]"
+    )
+    assert both(book, f"{more}\nimport colorsys\nlen(sys.path) > 4") is True
+    book.ok(more)
+    try:
+        assert both(book, "import sys\nall(isinstance(each, str) for each in sys.path)") is True
+    finally:
+        book.ok("del sys.path[-4:]")
 
 
 def test_a_variable_that_torch_has_read_is_reported_if_it_is_the_users(book: Notebook, tmp_path: Path) -> None:

@@ -76,7 +76,11 @@ def test_a_rank_whose_gpu_never_ends_its_work_is_replaced(bed: GpuBed, book: Not
     before = pids(book)
     break_gpus(bed, seconds=60.0)
 
-    assert book.fails("%%distributed --gpus 2\nif rank == 0:\n    raise ValueError('mine')").ename == "ValueError"
+    cell = dedent("""\
+        %%distributed --gpus 2
+        if rank == 0:
+            raise ValueError('mine')""")
+    assert book.fails(cell).ename == "ValueError"
 
     after = pids(book)
     assert after[0] != before[0]

@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.wire.link import Link
-from jupyter_distrib.worker.interrupts import Interrupts
+from jupyter_distrib.worker.interrupts import CellStage, Interrupts
 from jupyter_distrib.worker.messenger import Messenger
 
 
@@ -29,7 +29,7 @@ def test_an_interrupt_cuts_no_event_in_two(told: tuple[Messenger, Link]) -> None
     """The agent would take the rest for another frame, and give the rank up with all that it keeps."""
     messenger, theirs = told
     interrupts = Interrupts(messenger)
-    interrupts.allowed = True
+    interrupts.stage = CellStage.RUNNING
     big = m.Displayed(run="r", rank=0, data={"text/plain": "x" * 2_000_000}, metadata={}, at_s=1.0)
     got = []
 

@@ -154,4 +154,4 @@ def _with_contexts(error: BaseException) -> Iterator[BaseException]:
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
-        current = current.__context__ or current.__cause__
+        current = current.__cause__ if current.__context__ is None else current.__context__

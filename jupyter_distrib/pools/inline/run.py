@@ -210,7 +210,7 @@ def _environment(kernel: dict[str, str]) -> dict[str, str]:
 @contextmanager
 def _restored() -> Iterator[None]:
     """Undo the cell's changes to the state of the process."""
-    main, env, argv, path = sys.modules["__main__"], dict(os.environ), list(sys.argv), list(sys.path)
+    main, env, argv, path = sys.modules["__main__"], dict(os.environ), getattr(sys, "argv", None), list(sys.path)
     streams = sys.stdin, sys.stdout, sys.stderr
     directory = _directory()
     try:
@@ -218,7 +218,7 @@ def _restored() -> Iterator[None]:
     finally:
         sys.stdin, sys.stdout, sys.stderr = streams
         sys.modules["__main__"] = main
-        sys.argv[:], sys.path[:] = argv, path
+        sys.argv, sys.path[:] = argv, path  # type: ignore[assignment]  # the notebook may have set it to anything
         for name in os.environ.keys() - env.keys():
             del os.environ[name]
         for name, value in env.items():

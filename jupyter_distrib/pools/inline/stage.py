@@ -24,7 +24,7 @@ class RankContext:
     def __init__(self) -> None:
         self._order, self._cell = identity._order, identity.cell  # noqa: SLF001 - put back below
         self._main, self._streams = sys.modules["__main__"], (sys.stdin, sys.stdout, sys.stderr)
-        self._environment, self._argv, self._path = dict(os.environ), list(sys.argv), list(sys.path)
+        self._environment, self._argv, self._path = dict(os.environ), getattr(sys, "argv", None), list(sys.path)
         self._kept = dict(payload.kept_values)
         self._random = random.getstate()
         self._torch: Any = torch.get_rng_state() if (torch := sys.modules.get("torch")) else None
@@ -33,7 +33,7 @@ class RankContext:
         identity._order, identity.cell = self._order, self._cell  # noqa: SLF001
         sys.modules["__main__"] = self._main
         sys.stdin, sys.stdout, sys.stderr = self._streams
-        sys.argv[:], sys.path[:] = self._argv, self._path
+        sys.argv, sys.path[:] = self._argv, self._path  # type: ignore[assignment]  # it may be anything
         for name in os.environ.keys() - self._environment.keys():
             del os.environ[name]
         for name, value in self._environment.items():

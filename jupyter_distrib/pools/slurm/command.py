@@ -26,8 +26,13 @@ _USED_UP = re.compile(r"Grp\w*(?<!Run)Minutes")
 _AWAY = ("Unable to contact slurm controller", "Socket timed out on send/recv")
 _EXPIRED = "Expired or invalid job"
 NO_JOB = "Invalid job id"
-_GIVEN_BACK = re.compile(r"salloc: (?:Granted|Relinquishing) job allocation (\d+)")
-"""The last words of a salloc that had a job, and did not start the command that was to hold it."""
+_GIVEN_BACK = re.compile(
+    r"^salloc: (?:Granted job allocation (\d+)"
+    r"|Relinquishing job allocation (\d+)(?:\nsalloc: Job allocation \2 has been revoked\.)?)\n*\Z",
+    re.MULTILINE,
+)
+"""The last words of a salloc that had a job, and did not start the command that was to hold it. What it gives back is
+revoked, and it says so if it has not ended by then."""
 _COMPLAINT = re.compile(
     r"error: (.*)|^\w+: ((?:unrecognized|invalid) option .*|option .* (?:is ambiguous|requires an argument).*)"
 )
@@ -303,7 +308,7 @@ def refusal(said: str) -> str:
     for words in _AWAY:
         if words in said:
             return f"Slurm does not answer ({words}): try again when its controller is back."
-    if held := _GIVEN_BACK.match(command.last_line(said)):
+    if held := _GIVEN_BACK.search(said):
         return (
             f"salloc gave job {held[1] or held[2]} back at once, without starting what holds it: leave --no-shell, and "
             "any command, out of the option salloc."

@@ -1,13 +1,15 @@
-"""The names, for messages, of the line and the loop of the user's code that are being executed. Rank's main thread."""
+"""Names, for messages, the line and the loop of the user's code that are being executed. Rank's main thread."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import linecache
 import os
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
+from typing import TypeAlias
 
 import torch
 
@@ -37,7 +39,10 @@ def current_line(cell: str) -> str:
     return innermost
 
 
-def current_calls() -> tuple[tuple[CodeType, int], ...]:
+Calls: TypeAlias = tuple[tuple[CodeType, int], ...]
+
+
+def current_calls() -> Calls:
     """Return the places in the user's code that are being executed, innermost first: two calls on one line differ."""
     calls = []
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
@@ -46,6 +51,12 @@ def current_calls() -> tuple[tuple[CodeType, int], ...]:
             calls.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return tuple(calls)
+
+
+def place_of_calls() -> str:
+    """Return a name for these places that is the same on all ranks."""
+    calls = (f"{os.path.basename(code.co_filename)} {code.co_qualname} {at}" for code, at in current_calls())
+    return hashlib.blake2b("\n".join(calls).encode(), digest_size=12).hexdigest()
 
 
 _WRAPPERS = {"enumerate", "tqdm", "list", "iter", "islice"}

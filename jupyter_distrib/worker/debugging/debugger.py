@@ -20,6 +20,7 @@ from jupyter_distrib.interfaces import framework
 from jupyter_distrib.system import file_owner
 from jupyter_distrib.system.formatting import duration
 from jupyter_distrib.worker.debugging.debugger_channel import DebuggerChannel
+from jupyter_distrib.worker.interrupts import CellStage
 
 MAX_TEXT = 100_000
 """Maximum number of characters sent in one answer."""
@@ -113,7 +114,7 @@ class RankPdb(pdb.Pdb):
     def onecmd(self, line: str) -> Any:
         """Execute a command; its output becomes part of the answer."""
         interrupts = self._channel.interrupts
-        before, interrupts.allowed = interrupts.allowed, True
+        before, interrupts.stage = interrupts.stage, CellStage.DEBUGGING
         try:
             with contextlib.redirect_stdout(self._text):
                 return super().onecmd(line)

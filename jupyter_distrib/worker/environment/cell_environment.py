@@ -80,6 +80,15 @@ class CellEnvironment:
             if name.startswith(names) and known.get(name) != value and _is_in_users_code(name, cell)
         ]
 
+    def hidden_modules(self, cell: m.Cell) -> list[str]:
+        """Return a sentence for each local module that the user's code imports, and that a loaded library hides."""
+        names = self.modules.imported().union(*map(local_modules.imported_in, (cell.source, *cell.sources.values())))
+        return [
+            f"`{name}` is the {'standard' if name in sys.stdlib_module_names else 'installed'} module, which a rank "
+            f"loads when it starts, and not {path}: give that another name"
+            for name, path in local_modules.hidden(names, by_python=bool(cell.script)).items()
+        ]
+
     def keep(self, setting: m.Setting) -> None:
         """Keep the variables and signal handlers that set-ups have set in this process, beyond the cell."""
         for name, value in process_environment.variables().items():

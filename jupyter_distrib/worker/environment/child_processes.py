@@ -193,7 +193,7 @@ def _sentence(name: str, problem: str, named: dict[str, object], namespace: dict
 
 
 def _reads(value: object) -> set[str]:
-    return cell.globals_read(getattr(value, "__wrapped__", value))
+    return cell.globals_read(undecorated(value))
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -7,11 +7,14 @@ if its file is outside the interpreter's own folders: next to the notebook, on i
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterable
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from jupyter_distrib.system import file_owner
+from jupyter_distrib.system import file_owner, import_path
 
 _Stamp = tuple[int, int]
 
@@ -68,6 +71,10 @@ class LocalModules:
         self._known.clear()
         self._looked_at = (0, "")
 
+    def imported(self) -> set[str]:
+        """Return the names of modules and packages that the local modules import."""
+        return set().union(*(_imported_by(path, stamp) for path, stamp in self._known.values()))
+
     def _forget_listings(self) -> None:
         """Drop Python's cached listings of local folders: by the clock of the file system, a file written since may
         look no newer than its folder. The listings of libraries stay: they have hundreds of folders, which do not
@@ -82,6 +89,74 @@ class LocalModules:
                 del cache[path]
         self._listed = _size_and_newest(cache)
         self._last_library = self._listed[1]
+
+
+def hidden(names: Iterable[str], *, by_python: bool) -> dict[str, str]:
+    """Return the paths of local modules, by name, that an import does not find: a library of this name was loaded when
+    the rank started.
+
+    Args:
+        names: The names to look for.
+        by_python: Whether to include modules of Python's own, most of which a kernel has loaded as well.
+    """
+    loaded = {name: _library_file(name) for name in names if by_python or name not in sys.stdlib_module_names}
+    found = {name: _local_path(name, other_than=file) for name, file in loaded.items() if file}
+    return {name: path for name, path in sorted(found.items()) if path}
+
+
+def _library_file(name: str) -> str:
+    """Return the file of a loaded module that is a library's; empty for others."""
+    file = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+    return file if isinstance(file, str) and os.path.isabs(file) and file_owner.is_library(file) else ""
+
+
+def _local_path(name: str, *, other_than: str) -> str:
+    """Return the path of the local module or package of a name; empty if there is none. Never lists a folder, which may
+    have 200,000 files."""
+    real = os.path.realpath(other_than)
+    for folder in _local_folders(import_path.folders()):
+        path = os.path.join(folder, name)
+        for file, found in ((os.path.join(path, "__init__.py"), path), (f"{path}.py", f"{path}.py")):
+            if os.path.isfile(file) and os.path.realpath(file) != real:
+                return found
+    return ""
+
+
+@lru_cache(maxsize=4)
+def _local_folders(path: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(each for each in path if os.path.isdir(each) and not file_owner.is_library_folder(each))
+
+
+_TEXT = re.compile("[#'\"]")
+"""The beginning of a comment or string."""
+_NAME = r"\w[\w.]*(?:\s+as\s+\w+)?"
+_IMPORT = re.compile(
+    rf"(?:^|[;:])\s*(?:from\s+(\w+)[\w.]*\s+import\b|import\s+({_NAME}(?:\s*,\s*{_NAME})*)\s*(?=$|[;\\]))"
+)
+"""An import in a line; a parse would take milliseconds at each cell."""
+
+
+def imported_in(text: str) -> set[str]:
+    """Return the names of modules and packages that a program imports, also in its functions: `os` for `os.path`."""
+    statements = (
+        each
+        for line in text.splitlines()
+        if "import" in line
+        for each in _IMPORT.finditer(_TEXT.split(line, maxsplit=1)[0])
+    )
+    return {name.split(".")[0].split()[0] for each in statements for name in (each[1] or each[2]).split(",")}
+
+
+@lru_cache(maxsize=1 << 14)
+def _imported_by(path: str, _: _Stamp | None) -> set[str]:
+    """Return what a local module imports; its stamp makes cached results expire."""
+    if not path.endswith(".py"):
+        return set()
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            return imported_in(file.read())
+    except OSError:
+        return set()
 
 
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_MODULES_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

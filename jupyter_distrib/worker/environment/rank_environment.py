@@ -41,7 +41,7 @@ def apply(setting: m.Setting, env: dict[str, str]) -> None:
     os.chdir(setting.directory or ".")
     overlay = filter(None, [identity.order().overlay])
     sys.path[:] = (*setting.path, *(_libraries if setting.own_libraries else ()), *overlay)
-    sys.argv[:] = setting.argv or [PROGRAM]
+    sys.argv = list(setting.argv or [PROGRAM])  # a new list: the last cell may have left anything there
 
 
 def names(command: m.Execute, namespace: dict[str, object]) -> dict[str, object]:
@@ -51,7 +51,7 @@ def names(command: m.Execute, namespace: dict[str, object]) -> dict[str, object]
         return {**provided(namespace), "__package__": command.setting.package or None}
     # On another node the folder is a copy, at another place.
     here = cell.script if os.path.exists(cell.script) else os.path.join(sys.path[0], os.path.basename(cell.script))
-    sys.argv[:] = [here, *cell.arguments]
+    sys.argv = [here, *cell.arguments]
     return {"__file__": os.path.abspath(here), "__spec__": None, "__package__": None, "__cached__": None}
 
 

@@ -178,7 +178,7 @@ def _program_file(path: str) -> str:
 
 @contextmanager
 def _program_arguments(words: list[str]) -> Iterator[None]:
-    before = sys.argv
+    before = getattr(sys, "argv", [])
     sys.argv = words
     try:
         yield

@@ -13,6 +13,7 @@ import ctypes
 import io
 import os
 import pickle
+import pkgutil
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import wraps
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,10 @@ _ERRORS_ONLY = 2
 """Lowest level of torch's C++ log that means an error."""
 _SILENT = 3
 """Level of torch's C++ log that leaves out errors, too."""
+_TRACED = tuple(
+    f"{__name__.partition('.')[0]}.worker.autoparallel.{each}" for each in ("traced", "training.forward_changes")
+)
+"""The modules of this package that `torch.compile` traces."""
 _WATCHDOG = "watchdg"
 """Last letters of the names of threads that watch a group's collectives: `pt_nccl_watchdg`."""
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
@@ -139,6 +145,16 @@ def backends_of_groups() -> dict[tuple[str, str], Any]:
     }
 
 
+def counts_of_groups() -> dict[str, int]:
+    """Return the number of collectives in each backend of all groups, without backends that do not count; relies on
+    `_get_sequence_number_for_group`."""
+    found = {}
+    for (name, backend), counting in backends_of_groups().items():
+        with suppress(RuntimeError):
+            found[f"{name} {backend}"] = int(counting._get_sequence_number_for_group())
+    return found
+
+
 def timeout(backend: Any) -> timedelta | None:
     """Return the timeout of a backend's collectives; relies on `options._timeout`."""
     return getattr(getattr(backend, "options", None), "_timeout", None)
@@ -186,6 +202,21 @@ def recorded_collectives() -> list[dict[str, Any]]:
 def broadcast(tensors: list[torch.Tensor], size_bytes: int) -> None:
     """Give every rank the tensors of rank 0; relies on `_broadcast_coalesced`, which sends two pieces at a time."""
     dist._broadcast_coalesced(default_group(), tensors, size_bytes, 0)  # type: ignore[attr-defined]
+
+
+def leave_out_of_compiler(compiler: Any) -> None:
+    """Have `torch.compile` call this package's functions as they are: it fails at tracing the ones that a strategy has
+    put in torch's place. It still traces `_TRACED`, which is called in models, since these could not be one graph
+    otherwise. Relies on `trace_rules.add`."""
+    if (add := getattr(sys.modules.get(f"{compiler.__name__}.trace_rules"), "add", None)) is None:
+        return
+    left = [__name__.partition(".")[0]]
+    while left:
+        name = left.pop()
+        if any(each.startswith(f"{name}.") for each in _TRACED):
+            left += [each.name for each in pkgutil.iter_modules(import_module(name).__path__, f"{name}.")]
+        elif name not in _TRACED:
+            add(name)
 
 
 def remove_folder_of_remote_modules() -> None:

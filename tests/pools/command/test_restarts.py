@@ -86,7 +86,11 @@ world_size, steps, sum(p.numel() for p in model.parameters())
 def test_a_run_goes_on_without_a_host_that_is_gone_and_its_checkpoint_is_divided_anew(
     shared_notebook: Notebook,
 ) -> None:
-    folder = shared_notebook.ok("import os\nfolder = os.getcwd()\nprint(folder)").stdout.strip()
+    cell = dedent("""\
+        import os
+        folder = os.getcwd()
+        print(folder)""")
+    folder = shared_notebook.ok(cell).stdout.strip()
     start = f"--start 'env -S sh {folder}/start.sh {{host}} {{python}}'"
     Path(folder, "start.sh").write_text(
         'test -e "$(dirname "$0")/gone-$1" && exit 1\necho $$ > "$(dirname "$0")/pid-$1"\nHOST=$1\nexport HOST\nshift\nexec "$@"\n'

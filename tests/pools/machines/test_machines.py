@@ -209,7 +209,7 @@ def test_a_machine_up_again_says_up(rented: Notebook, cloud: Cloud) -> None:
     assert record().state == UP
 
 
-def test_it_can_be_started_and_ended_by_hand_and_is_shown(rented: Notebook, cloud: Cloud) -> None:
+def test_it_can_be_started_and_ended_by_hand_and_is_shown(rented: Notebook, cloud: Cloud, tmp_path: Path) -> None:
     assert "creating box" in rented.ok("%distributed_pool up rented").text or cloud.runs()
     assert cloud.calls() == ["up", "hosts"]
     pools = rented.ok("%distributed_pool").text
@@ -223,8 +223,14 @@ def test_it_can_be_started_and_ended_by_hand_and_is_shown(rented: Notebook, clou
     doctor = rented.ok("%distributed_status --doctor").text
     assert "rented: up for" in doctor
     rented.ok("%%distributed --keep held\nheld = rank")
+    settings = tmp_path / "config" / "jupyter_distrib" / "pools.toml"
+    right = settings.read_text()
+    settings.write_text(f"{right}[pools")
+    assert "not valid TOML" in rented.fails("%distributed_pool up").text
+    assert "rented: up for" in rented.ok("%distributed_status --doctor").text
     assert "ended, after" in rented.ok("%distributed_pool down rented\n%distributed_status").text
     assert not cloud.runs()
+    settings.write_text(right)
     assert "has no machines that are up" in rented.fails("%distributed_pool down").text
 
 
