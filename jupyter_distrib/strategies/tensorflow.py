@@ -27,8 +27,6 @@ OWN_SCOPE = Option(
 )
 _held: list[socket.socket] = []
 """The socket that reserves this rank's port until TensorFlow listens on it."""
-_made: list[Any] = []
-"""TensorFlow's strategy object, which can be created once per process."""
 
 
 class TensorFlowStrategy(Strategy):
@@ -92,6 +90,4 @@ def _strategy() -> Any:
             "--strategy tensorflow needs TensorFlow for its ranks, which is not installed: "
             "pip install 'jupyter_distrib[tensorflow]' there, or give --own-scope to a cell that needs none."
         ) from error
-    if not _made:
-        _made.append(tf.distribute.MultiWorkerMirroredStrategy())
-    return _made[0]
+    return tf.distribute.MultiWorkerMirroredStrategy()

@@ -112,13 +112,33 @@ def test_tensors_and_variables_come_to_the_notebook_as_arrays(ours: Notebook) ->
     assert ours.ok("import sys; 'tensorflow' in sys.modules").result == "False"
 
 
-def test_a_cell_may_make_the_strategy_itself(ours: Notebook) -> None:
-    ours.ok(
-        f"{LINE}--own-scope --fresh\nimport tensorflow as tf\n"
-        "own = tf.distribute.MultiWorkerMirroredStrategy()\nown.num_replicas_in_sync"
-    )
+def test_a_cell_may_make_the_strategy_itself_and_run_again(ours: Notebook) -> None:
+    cell = dedent("""\
+        import os, tensorflow as tf
+        own = tf.distribute.MultiWorkerMirroredStrategy()
+        with own.scope():
+            start = tf.Variable(1.0)
+        total = own.run(lambda: tf.distribute.get_replica_context().all_reduce('sum', start))
+        float(total), os.getpid()""")
+    ours.ok(f"{LINE}--own-scope --fresh\n{cell}")
+    ours.ok("before = got[0], got[1]")
+    resolver = "Strategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())"
+    ours.ok(f"{LINE}--own-scope\n{cell.replace('Strategy()', resolver)}")
+    assert ours.ok("before[0][0], (got[0], got[1]) == before").result == "(2.0, True)"
 
-    assert ours.ok("got[0], got[1]").result == "(2, 2)"
+    ring = "implementation=tf.distribute.experimental.CommunicationImplementation.RING"
+    options = f"Strategy(communication_options=tf.distribute.experimental.CommunicationOptions({ring}))"
+    refused = ours.fails(f"{LINE}--own-scope\n{cell.replace('Strategy()', options)}")
+    assert (refused.ename, "--fresh" in refused.evalue) == ("DistributedError", True)
+    ours.ok(LINE + FIT + VALUE)
+    assert ours.ok(SAME).stdout.startswith("True True 2")
+
+
+def test_a_strategy_that_is_made_after_operations_is_refused(ours: Notebook) -> None:
+    ours.ok(f"{LINE}--own-scope --fresh\nimport tensorflow as tf\ntf.constant(1) + rank")
+    refused = ours.fails(LINE + FIT)
+
+    assert (refused.ename, "--fresh" in refused.evalue) == ("DistributedError", True)
 
 
 def test_keras_3_is_refused_in_a_sentence_before_it_fails(ours: Notebook) -> None:
