@@ -29,6 +29,8 @@ CELL = "%%distributed --ranks 2\nx + rank"
 CELLS = 7
 SETTLED_S = 1.5
 """Seconds after which nothing is done for a cell any more: the history waits 0.3 s for further runs."""
+ALL_SAVED_S = 2.5
+"""Seconds after which the last of many quick runs is saved."""
 TRACER = """\
 import sys, threading
 _calls, _on = [], [False]
@@ -106,7 +108,7 @@ def full_history() -> Iterator[dict[str, str]]:
         history.mkdir(parents=True)
         for number in range(1, 501):
             (history / f"{number:08}_a1b2c3-{number}.json").write_text("{}\n")
-        yield {"XDG_STATE_HOME": state}
+        yield {"XDG_STATE_HOME": state, "JUPYTER_DISTRIB_LOG_DIR": ""}  # few users set it, and a cell checks it
 
 
 def record(package: Path, cells: int) -> list[Way]:
@@ -168,36 +170,41 @@ def show_counts(package: Path, visits: bool) -> None:
 
 
 def show_cpu(package: Path, other: Path, rounds: int = 8) -> None:
-    """Print the kernel's processor time for a warm no-op in two states of the package, which take turns."""
-    kinds = {"quick succession": (20, 0.0), "one at a time": (3, 0.8)}
+    """Print the kernel's processor time for a warm no-op in two states of the package, which take turns.
+
+    Each round has new kernels: two kernels of the same code differ more than the rounds of one.
+    """
+    kinds = {"quick succession": (40, 0.0), "one at a time": (8, 0.6)}
     cell, plain = "%%distributed --ranks 2\npass", "pass"
     names = {package: "this", other: "other"}
     used: dict[tuple[Path, str, str], list[float]] = {}
-    with ExitStack() as stack:
-        notebooks = {
-            each: stack.enter_context(Plan(package=each).warm(runs=20, env=stack.enter_context(full_history())))
-            for each in names
-        }
-        for _ in range(rounds):
+    for number in range(rounds):
+        with ExitStack() as stack:
+            notebooks = {
+                each: stack.enter_context(Plan(package=each).warm(runs=25, env=stack.enter_context(full_history())))
+                for each in (names if number % 2 else reversed(names))
+            }
+            time.sleep(ALL_SAVED_S)
             for kind, (cells, pause_s) in kinds.items():
                 for code in (cell, plain):
                     for each, notebook in notebooks.items():
                         used.setdefault((each, kind, code), []).append(_cpu_ms(notebook, code, cells, pause_s))
     for kind in kinds:
+        plain_ms = statistics.median(of for each in names for of in used[each, kind, plain])
+        added = {each: statistics.median(used[each, kind, cell]) - plain_ms for each in names}
         for each, name in names.items():
-            whole, base = used[each, kind, cell], used[each, kind, plain]
-            middle, best = (summary(whole) - summary(base) for summary in (statistics.median, min))
-            texts = [f"{statistics.median(of):6.2f} (best {min(of):5.2f})" for of in (whole, base)]
-            print(f"{kind:18} {name:6} cell {texts[0]}  plain `pass` {texts[1]}  added {middle:6.2f} ({best:5.2f}) ms")
+            whole = used[each, kind, cell]
+            texts = f"{statistics.median(whole):6.2f} (best {min(whole):5.2f})", f"{added[each]:6.2f}"
+            print(f"{kind:18} {name:6} cell {texts[0]}  more than plain `pass` ({plain_ms:.2f}) {texts[1]} ms")
+        print(f"{kind:18} this / other {added[package] / added[other]:.2f}")
 
 
 def _cpu_ms(notebook: Notebook, code: str, cells: int, pause_s: float) -> float:
-    time.sleep(SETTLED_S if not pause_s else 0)
     before_s = _process_time(notebook)
     for _ in range(cells):
         notebook.good(code)
         time.sleep(pause_s)
-    time.sleep(0 if pause_s else SETTLED_S)
+    time.sleep(ALL_SAVED_S)
     return 1000 * (_process_time(notebook) - before_s) / cells
 
 

@@ -13,7 +13,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jupyter_distrib.libraries.display_settings import (
@@ -86,11 +87,15 @@ class State(NamedTuple):
 def state() -> State:
     """Return the settings as they are now."""
     found, stay, loaded = dict[str, Any](), list[str](), sys.modules
-    for each in SETTINGS:
-        if (library := loaded.get(each.library)) is not None:
-            with suppress(Exception):  # foreign code, maybe of a version that lacks the setting
+    for name, settings in _BY_LIBRARY.items():
+        if (library := loaded.get(name)) is None:
+            continue
+        for each in settings:
+            try:
                 if (value := each.read(library)) is not None:
                     found[each.name] = value
+            except Exception:  # noqa: BLE001, S112 - foreign code, maybe of a version that lacks the setting
+                continue
     for name, sentences in _STAY.items():
         if (library := loaded.get(name)) is not None:
             with suppress(Exception):
@@ -180,6 +185,8 @@ def _read_recursion(_: Any) -> int | None:
 
 def _read_decimal(decimal: Any) -> dict[str, Any] | None:
     context, default = decimal.getcontext(), _context_of_decimal(decimal)
+    if context.traps == default.traps and _VALUES_OF_DECIMAL(context) == _VALUES_OF_DECIMAL(default):
+        return None
     differing = {name: getattr(context, name) for name in _DECIMAL if getattr(context, name) != getattr(default, name)}
     traps = [signal.__name__ for signal, on in context.traps.items() if on]
     if traps != [signal.__name__ for signal, on in default.traps.items() if on]:
@@ -188,7 +195,7 @@ def _read_decimal(decimal: Any) -> dict[str, Any] | None:
 
 
 def _write_decimal(decimal: Any, value: dict[str, Any] | None) -> None:
-    context, wanted = _context_of_decimal(decimal), dict(value or {})
+    context, wanted = _context_of_decimal(decimal).copy(), dict(value or {})
     if (traps := wanted.pop("traps", None)) is not None:
         context.traps = {signal: signal.__name__ in traps for signal in context.traps}
     for name, each in wanted.items():
@@ -196,6 +203,7 @@ def _write_decimal(decimal: Any, value: dict[str, Any] | None) -> None:
     decimal.setcontext(context)
 
 
+@cache
 def _context_of_decimal(decimal: Any) -> Any:
     """Return Python's initial context, which must not be changed."""
     traps = [decimal.DivisionByZero, decimal.Overflow, decimal.InvalidOperation]
@@ -203,6 +211,7 @@ def _context_of_decimal(decimal: Any) -> Any:
 
 
 _DECIMAL = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+_VALUES_OF_DECIMAL = attrgetter(*_DECIMAL)
 _LOCALES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
 """The parts of a locale that a program has to ask for; Python itself sets LC_CTYPE."""
 
@@ -285,12 +294,6 @@ SETTINGS = (
     # Python
     LibrarySetting(name="warnings", library="warnings", read=_read_warnings, write=_write_warnings),
     LibrarySetting(
-        name="recursion limit",
-        library="sys",
-        read=_read_recursion,
-        write=lambda _, value: sys.setrecursionlimit(value or _RECURSION[0]),
-    ),
-    LibrarySetting(
         name="fields of csv",
         library="csv",
         read=lambda csv: None if csv.field_size_limit() == 131_072 else csv.field_size_limit(),
@@ -299,6 +302,12 @@ SETTINGS = (
     LibrarySetting(name="decimal", library="decimal", read=_read_decimal, write=_write_decimal),
     LibrarySetting(name="locale", library="locale", read=_read_locale, write=_write_locale),
     LibrarySetting(name="certificates", library="ssl", read=_read_ssl, write=_write_ssl),
+    LibrarySetting(
+        name="recursion limit",
+        library="sys",
+        read=_read_recursion,
+        write=lambda _, value: sys.setrecursionlimit(value or _RECURSION[0]),
+    ),
     function("digits of integers", "sys", "get_int_max_str_digits", "set_int_max_str_digits", 4300),
     LOGGING,
     # tensors and arrays
@@ -371,6 +380,10 @@ SETTINGS = (
     ),
 )
 """The table of all settings that are copied."""
+_BY_LIBRARY = {
+    library: [each for each in SETTINGS if each.library == library]
+    for library in dict.fromkeys(each.library for each in SETTINGS)
+}
 
 _STAY: dict[str, Callable[[Any], Iterable[str]]] = {
     "torch": _device_of_torch,

@@ -3,7 +3,8 @@
  *
  * The kernel speaks on a comm with a fixed id that nobody opens; the page only looks at what passes on iopub. It asks
  * on the control channel, which is served while a cell runs. Nothing is sent to a kernel that has not spoken, so that
- * kernels without jupyter_distrib never see a message that they do not know, and nothing is polled.
+ * kernels without jupyter_distrib never see a message that they do not know, and nothing is polled. A kernel speaks
+ * when it loads the extension and during long runs, and of everything else once a page has asked it something.
  */
 import { Kernel, KernelMessage } from '@jupyterlab/services';
 import { JSONObject } from '@lumino/coreutils';
@@ -106,8 +107,27 @@ export class KernelLink implements IDisposable {
       setTimeout(() => reject(new Error('the kernel has not answered')), ANSWER_MS);
     });
     const told = await Promise.race([answer, late]);
+    if (told.overview) {
+      this._met = told.overview.session;
+    }
     this.take(told);
     return told;
+  }
+
+  /** Ask a kernel that has spoken, so that it speaks again whenever something changes; anew if the answer gets lost. */
+  private async meet(session: string): Promise<void> {
+    this._met = session;
+    for (let count = 0; count < PROBES && this._overview?.session === session && !this._isDisposed; count++) {
+      try {
+        await this.request({ op: 'overview' });
+        return;
+      } catch {
+        // It is asked again.
+      }
+    }
+    if (this._met === session) {
+      this._met = '';
+    }
   }
 
   /**
@@ -136,6 +156,7 @@ export class KernelLink implements IDisposable {
       const content = reply.content as { evalue?: string };
       throw new Error(content.evalue ?? code);
     }
+    await this.request({ op: 'overview' }).catch(() => undefined); // what the kernel has said may have got lost
   }
 
   private async overControl(request: Request): Promise<Answer> {
@@ -221,6 +242,9 @@ export class KernelLink implements IDisposable {
         // A kernel that is restarted still reports its end when the page knows of it already.
         if (this._state !== 'connecting' || news.overview?.session !== this._gone) {
           this.take(news);
+          if (this._overview !== null && this._met !== this._overview.session) {
+            void this.meet(this._overview.session);
+          }
         }
         break;
       case 'settled':
@@ -234,6 +258,7 @@ export class KernelLink implements IDisposable {
       }
       case 'closed':
         this._overview = null;
+        this._met = '';
         this.enter('absent');
     }
   }
@@ -323,6 +348,8 @@ export class KernelLink implements IDisposable {
   private _generation = 0;
   /** The session of the kernel before it was restarted. */
   private _gone = '';
+  /** The session of the kernel that knows of this page. */
+  private _met = '';
   /** Number of requests to this start of the kernel. */
   private _probes = 0;
   private _probing: ReturnType<typeof setTimeout> | undefined;

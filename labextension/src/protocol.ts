@@ -1,10 +1,10 @@
 /**
- * What crosses between kernel and page: the overview that `jupyter_distrib/overview.py` makes, and the requests of
- * `jupyter_distrib/frontend.py`.
+ * What crosses between kernel and page: the overview that `jupyter_distrib/kernel/sidebar/overview.py` makes, and the
+ * requests of `jupyter_distrib/kernel/sidebar/bridge.py`.
  */
 
 /** The version of the overview that this page understands. */
-export const PROTOCOL = 3;
+export const PROTOCOL = 4;
 export const EVENTS = 'jupyter_distrib-events';
 export const REQUEST = 'distrib_request';
 export const REQUEST_COMM = 'jupyter_distrib-requests';

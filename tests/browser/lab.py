@@ -354,11 +354,12 @@ class Lab:
         """Save the notebook; returns what is in the file."""
         path = self.path
         before = path.stat().st_mtime_ns
-        self.do("docmanager:save")
         deadline = time.monotonic() + 30
         while path.stat().st_mtime_ns == before or not _is_written(path):
-            assert time.monotonic() < deadline, f"{path} has not been saved"
-            self.page.wait_for_timeout(100)
+            dialogs = self.page.locator(".jp-Dialog").all_inner_texts()
+            assert time.monotonic() < deadline, f"{path} has not been saved {dialogs}"
+            self.do("docmanager:save")  # JupyterLab drops it while an earlier save, such as its own, goes on
+            self.page.wait_for_timeout(500)
         return nbformat.read(path, as_version=4)
 
     def dark(self) -> None:

@@ -78,7 +78,11 @@ def test_a_pod_that_goes_while_files_are_copied_is_not_reported_as_a_file_that_c
         if lost.status == "error":  # else the pod was known to be gone, and the cell has a new one
             assert "was evicted" in lost.traceback, lost.text
         assert "could not be copied" not in lost.text
-        assert book.cell("%%distributed\nimport new\nnew.new", timeout_s=100).result.endswith(": 1")
+        cell = dedent("""\
+            %%distributed
+            import new
+            new.new""")
+        assert book.cell(cell, timeout_s=100).result.endswith(": 1")
         book.ok("%distributed_pool stop cluster")
 
 

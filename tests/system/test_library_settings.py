@@ -116,7 +116,11 @@ def test_ranks_have_what_the_notebook_has_set(notebook: Notebook) -> None:
 def test_a_default_device_is_said_not_to_be_set(notebook: Notebook) -> None:
     notebook.ok("import torch; torch.set_default_device('meta')")
 
-    view = notebook.ok("%%distributed --ranks 1\nimport torch\ntorch.ones(1).device.type").view
+    cell = dedent("""\
+        %%distributed --ranks 1
+        import torch
+        torch.ones(1).device.type""")
+    view = notebook.ok(cell).view
 
     assert "torch's default device of the notebook, meta, is not set on the ranks: use `device`" in view
 
@@ -180,9 +184,11 @@ def test_a_logger_has_its_handlers_on_the_ranks(notebook: Notebook, tmp_path: Pa
     notebook.ok(GET_LOGGER)
 
     for _ in range(2):
-        view = notebook.ok(
-            "%%distributed --ranks 1\nlog.info('heard')\nlogging.getLogger('train').warning('kept')"
-        ).view
+        cell = dedent("""\
+            %%distributed --ranks 1
+            log.info('heard')
+            logging.getLogger('train').warning('kept')""")
+        view = notebook.ok(cell).view
         assert view.count("INFO|heard") == 1
         assert view.count("WARNING|kept") == 1
     assert (tmp_path / "train.log").read_text() == "train: kept\n" * 2
@@ -195,7 +201,11 @@ def test_a_logger_has_its_handlers_on_the_ranks(notebook: Notebook, tmp_path: Pa
 def test_what_the_notebook_logs_into_a_file_the_ranks_do_too(notebook: Notebook, tmp_path: Path) -> None:
     notebook.ok("import logging\nlogging.basicConfig(filename='all.log', level=logging.INFO, format='%(message)s')")
 
-    view = notebook.ok("%%distributed --ranks 2\nimport logging\nlogging.info(f'from {rank}')").view
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import logging
+        logging.info(f'from {rank}')""")
+    view = notebook.ok(cell).view
 
     assert "from" not in view
     assert sorted((tmp_path / "all.log").read_text().splitlines()) == ["from 0", "from 1"]
@@ -240,6 +250,20 @@ def test_a_library_makes_a_logger_of_its_own_class_on_a_rank_too(notebook: Noteb
         assert notebook.ok(cell).result == "rank 0: ('Own', 40)"
     notebook.ok("own_logger.log.setLevel(20)")
     assert notebook.ok(cell).result == "rank 0: ('Own', 20)"
+
+
+def test_a_logger_of_a_class_from_a_package_that_the_cell_does_not_import_is_set_up(notebook: Notebook) -> None:
+    notebook.ok("""
+        from pathlib import Path
+        Path("mylogs.py").write_text("import logging\\nclass Loud(logging.Logger):\\n    pass\\n")
+        import logging, sys, mylogs
+        logging.setLoggerClass(mylogs.Loud)
+        log = logging.getLogger("my")
+        log.setLevel(logging.INFO)
+        log.addHandler(logging.StreamHandler(sys.stdout))""")
+
+    cell = "%%distributed --ranks 1\nimport logging\nlogging.getLogger('my').info('heard')"
+    assert "heard" in notebook.ok(cell).view
 
 
 @pytest.mark.parametrize("loaded", [True, False])

@@ -7,7 +7,6 @@ import platform
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from importlib import metadata
 from typing import Literal
 
 from jupyter_distrib.addresses import without_secrets
@@ -15,6 +14,7 @@ from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.analysis.lost_peers import reports_lost_peer
 from jupyter_distrib.kernel.record.observer import ObservedRun
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.system import process_environment
 from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire import messages as m
 
@@ -50,10 +50,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, torch and this package, without an import of torch."""
     found = {"version.python": platform.python_version()}
     for name in ("torch", "jupyter_distrib"):
-        try:
-            found[f"version.{name}"] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        if version := process_environment.version(name):
+            found[f"version.{name}"] = version
     return found
 
 

@@ -12,10 +12,10 @@ import os
 import re
 import time
 import weakref
-from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from jupyter_distrib.errors import DistributedError, PoolError
@@ -81,40 +81,43 @@ def save(runs: Iterable[tuple[SavedRun, RunRecord]], limits: Limits) -> None:
     }
     at = _folder_to_write()
     with _locked(at), _present(at) as listing:
-        there = {name[_PREFIX:] for name in listing.names}
         try:
             for run, text in texts.items():
-                if f"{run}.json" in there:
+                if f"{run}.json" in listing.runs:
                     continue  # a detached run that is attached again
                 name = f"{listing.last + 1:08}_{run}.json"
                 paths.write_whole(at / name, text, tidy=False)
-                insort(listing.names, name)
+                listing.add(name, len(text))
         finally:  # also where the disk is full
             _remove_old(listing, limits)
 
 
-@dataclass(slots=True, kw_only=True)
 class _Listing:
-    """The names of the files, cached until another process changes the folder: else hundreds would be read for each
-    cell."""
+    """The files, cached until another process changes the folder: else hundreds would be read for each cell."""
 
-    at: Path
-    names: list[str]
-    """The names, oldest first."""
-    sizes: dict[str, int] = field(default_factory=dict)
-    """File sizes in bytes, as far as known."""
-    projects: dict[str, str | None] = field(default_factory=dict)
-    """The project of each run whose file was read, by file name; None for a damaged file."""
-    state: tuple[int, ...] = ()
-    """State of the folder after this kernel last wrote to it; empty if unknown."""
+    def __init__(self, at: Path) -> None:
+        self.at, self.base = at, paths.state_base()
+        self.sizes = {name: _size(at / name) for name in _names(at)}
+        """File sizes in bytes, by name, oldest first."""
+        self.runs = {name[_PREFIX:] for name in self.sizes}
+        """The names without the numbers."""
+        self.projects: dict[str, str | None] = {}
+        """The project of each run whose file was read, by file name; None for a damaged file."""
+        self.state: tuple[int, ...] = ()
+        """State of the folder after this kernel last wrote to it; empty if unknown."""
+
+    @property
+    def newest(self) -> str:
+        """The name of the newest file; empty without files."""
+        return next(reversed(self.sizes), "")
 
     @property
     def last(self) -> int:
         """The highest number in use."""
-        numbers = [int(name.partition("_")[0]) for name in self.names[-1:]]
-        if numbers and numbers[0] >= _LAST:
-            numbers = [each for name in self.names if (each := int(name.partition("_")[0])) < _LAST]
-        return max(numbers, default=0)
+        last = int(self.newest.partition("_")[0] or 0)
+        if last < _LAST:
+            return last
+        return max((each for name in self.sizes if (each := int(name.partition("_")[0])) < _LAST), default=0)
 
     def project(self, name: str) -> str | None:
         if name not in self.projects:
@@ -122,9 +125,40 @@ class _Listing:
             self.projects[name] = None if run is None else run.project
         return self.projects[name]
 
+    def add(self, name: str, size: int) -> None:
+        in_order = name > self.newest
+        self.sizes[name] = size
+        self.runs.add(name[_PREFIX:])
+        if not in_order:
+            self.sizes = dict(sorted(self.sizes.items()))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove these files; one that is gone already counts as removed."""
+        for name in names:
+            with suppress(OSError):
+                (self.at / name).unlink()
+            del self.sizes[name]
+            self.runs.discard(name[_PREFIX:])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
 
 _known: _Listing | None = None
 """The last listing; used by the thread that holds the folder."""
+
+
+def _folder_to_write() -> Path:
+    """Return the folder, which needs no further check while it is as this kernel last left it. Raises `PoolError`."""
+    if _known is not None and _known.state and _known.base == paths.state_base():
+        with suppress(OSError):
+            if _known.state == _state(_known.at):
+                return _known.at
+    return folder()
 
 
 @contextmanager
@@ -133,14 +167,14 @@ def _present(at: Path) -> Iterator[_Listing]:
     global _known
     if _known is None or _known.at != at or not _known.state or _known.state != _state(at):
         paths.remove_unfinished(at)
-        _known = _Listing(at=at, names=_names(at))
+        _known = _Listing(at)
     yield _known
     _known.state = _marked(at)  # not after a failure: the next save reads the folder that the failed one has changed
 
 
 def _state(at: Path) -> tuple[int, ...]:
-    info = at.stat()
-    return info.st_dev, info.st_ino, info.st_mtime_ns
+    info, above = at.lstat(), at.parent.lstat()
+    return info.st_dev, info.st_ino, info.st_uid, info.st_mode, above.st_uid, above.st_mode, info.st_mtime_ns
 
 
 def _marked(at: Path) -> tuple[int, ...]:
@@ -156,55 +190,46 @@ def _marked(at: Path) -> tuple[int, ...]:
 
 def _remove_old(listing: _Listing, limits: Limits) -> None:
     now_s = _now_s(listing)
-    left = _within_total(listing, _pruned(listing.at, listing.names, limits.runs, now_s - limits.days * DAY_S))
+    listing.remove(_surplus(listing.at, listing.sizes, limits.runs, now_s - limits.days * DAY_S))
+    listing.remove(_beyond_total(listing.sizes))
     if limits.project_runs is not None or limits.project_days is not None:
-        own = [name for name in left if listing.project(name) == limits.project]
+        own = [name for name in listing.sizes if listing.project(name) == limits.project]
         days = limits.days if limits.project_days is None else limits.project_days
-        gone = set(own).difference(_pruned(listing.at, own, limits.project_runs, now_s - days * DAY_S))
-        left = [name for name in left if name not in gone]
-    listing.names = left
+        listing.remove(_surplus(listing.at, own, limits.project_runs, now_s - days * DAY_S))
 
 
 def _now_s(listing: _Listing) -> float:
     """Return the present time or, where it is hours after the newest file, which has just been written, the time of
     that file: a cell may have set the clock of its notebook for a test, and all runs would seem old."""
     now_s = time.time()
-    with suppress(OSError, IndexError):
-        written_s = (listing.at / listing.names[-1]).lstat().st_mtime
+    with suppress(OSError):
+        written_s = (listing.at / listing.newest).lstat().st_mtime
         return written_s if now_s - written_s > _CLOCKS_DIFFER_S else now_s
     return now_s
 
 
-def _pruned(at: Path, names: list[str], runs: int | None, oldest_s: float) -> list[str]:
-    """Remove the oldest of these files until number and age are within the limits. Return the names of the others."""
-    surplus = 0 if runs is None else max(0, len(names) - runs)
-    for place, name in enumerate(names):
+def _surplus(at: Path, names: Collection[str], runs: int | None, oldest_s: float) -> list[str]:
+    """Return the oldest of these names, those beyond the limits on number and age; `names` has the oldest first."""
+    beyond = 0 if runs is None else max(0, len(names) - runs)
+    found = list(islice(names, beyond))
+    for name in islice(names, beyond, None):
         with suppress(OSError):
-            if place >= surplus and (at / name).lstat().st_mtime >= oldest_s:
-                return names[place:]
-            (at / name).unlink()
-    return []
+            if (at / name).lstat().st_mtime >= oldest_s:
+                break
+        found.append(name)
+    return found
 
 
-def _within_total(listing: _Listing, names: list[str]) -> list[str]:
-    """Remove the oldest of these files until their total size is within the limit. Return the names of the others."""
-    sizes = listing.sizes
-    for name in [name for name in names if name not in sizes]:
-        sizes[name] = 0
-        with suppress(OSError):
-            sizes[name] = (listing.at / name).lstat().st_size
-    total = sum(map(sizes.__getitem__, names))
-    if total <= TOTAL_BYTES:
-        return names
-    total = 0
-    for place, name in reversed([*enumerate(names)]):
-        total += sizes[name]
-        if total > TOTAL_BYTES:
-            for each in names[: place + 1]:
-                with suppress(OSError):
-                    (listing.at / each).unlink()
-            return names[place + 1 :]
-    return names
+def _beyond_total(sizes: Mapping[str, int]) -> list[str]:
+    """Return the oldest of these names, as many as the limit on the total size requires."""
+    total = sum(sizes.values())
+    found = []
+    for name, size in sizes.items():
+        if total <= TOTAL_BYTES:
+            break
+        found.append(name)
+        total -= size
+    return found
 
 
 def load() -> list[SavedRun]:

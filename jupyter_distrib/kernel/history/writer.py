@@ -37,46 +37,70 @@ class HistoryWriter:
         self._waiting: list[tuple[ObservedRun, RunRecord]] = []
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._hurry = threading.Event()
+        self._news, self._hurry, self._idle = threading.Event(), threading.Event(), threading.Event()
+        self._idle.set()
+        self._is_closed = False
         self.trouble = ""
-        """The reason for not having saved a run, until a run has reported it."""
-        self._told = False
+        """The reason for not having saved a run; empty if all have been saved."""
+        self._has_noted = False
         atexit.register(self.flush)
 
     def follow(self, run: ObservedRun) -> Observer:
         """Return the observer of a run."""
-        if self.trouble and not self._told:
-            self._told = True
-            run.note(f"Runs are not saved in the history: {self.trouble}")
+        if sentence := self.unreported():
+            run.note(sentence)
         return _AtEnd(self, run)
+
+    def unreported(self) -> str:
+        """Return a sentence on runs that are not saved, once; else an empty string."""
+        if not self.trouble or self._has_noted:
+            return ""
+        self._has_noted = True
+        return f"Runs are not saved in the history: {self.trouble}"
 
     def put(self, run: ObservedRun, record: RunRecord) -> None:
         """Save a run that has ended, shortly."""
         with self._lock:
             self._waiting.append((run, record))
+            self._idle.clear()
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="jupyter_distrib-history", daemon=True)
                 thread.start()
                 self._thread = thread
+        if not self._news.is_set():
+            self._news.set()
 
     def flush(self) -> None:
         """Wait, for a bounded time, until all runs that have ended are written."""
         self._hurry.set()
         with self._lock:  # a thread that has just been made can only be waited for when it has started
             thread = self._thread
-        if thread is not None:
-            thread.join(FLUSH_S)
+        if thread is not None and thread.is_alive():  # a forked process has none
+            self._idle.wait(FLUSH_S)
         self._hurry.clear()
+
+    def close(self) -> None:
+        """Wait as `flush` does; then the thread ends, also that of a run that ends later."""
+        self.flush()
+        self._is_closed = True
+        self._news.set()
 
     def _work(self) -> None:
         while True:
-            self._gather()
+            self._news.wait()
+            if self._waiting:
+                self._gather()
+            self._news.clear()
             with self._lock:
                 runs, self._waiting = self._waiting, []
-                if not runs:
-                    self._thread = None
-                    return
-            self._save(runs)
+            if runs:
+                self._save(runs)
+            with self._lock:
+                if not self._waiting:
+                    self._idle.set()
+                    if self._is_closed:
+                        self._thread = None
+                        return
 
     def _save(self, runs: Sequence[tuple[ObservedRun, RunRecord]]) -> None:
         """Write runs together, or one by one if that fails, so that a run that cannot be written does not affect the

@@ -44,9 +44,9 @@ class Lines:
         self._head: list[tuple[int, Line]] = []
         """Numbered entries, as in the tail, but never dropped; the numbers rise."""
         self._tail: deque[tuple[int, Line]] = deque()
-        self._first: Counter[int | None] = Counter()
+        self._first: defaultdict[int | None, int] = defaultdict(int)
         """The number of lines of each rank in the head."""
-        self._dropped: Counter[tuple[int | None, str]] = Counter()
+        self._dropped: defaultdict[tuple[int | None, str], int] = defaultdict(int)
         """The number of lines that are not kept, by rank and stream."""
 
     def append(self, line: Line) -> None:

@@ -127,7 +127,8 @@ class ProcessState:
     @classmethod
     def now(cls) -> ProcessState:
         directory = os.getcwd()
-        path = [folder or directory for folder in sys.path]
+        entries: Sequence[object] = sys.path  # Python ignores those that are not strings
+        path = [folder or directory for folder in entries if isinstance(folder, str)]
         return cls(
             variables=process_environment.variables(),
             directory=directory,
@@ -242,8 +243,8 @@ class Order:
 
 def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: WorkerGroup) -> m.Execute:
     """Return the command to execute an order on a worker group; `options` include the observers' variables."""
-    if trackers.NONE not in options.track and order.request.observed:
-        options = with_variables(options, {tracking.RANK_VARIABLE: str(next(iter(run.record.ranks)))})
+    is_tracked = trackers.NONE not in options.track and order.request.observed
+    by_tracking = {tracking.RANK_VARIABLE: str(next(iter(run.record.ranks)))} if is_tracked else {}
     size, settings = order.options.size, order.options.settings
     return m.Execute(
         run=run.record.run,
@@ -251,7 +252,7 @@ def command(order: Order, options: Options, inputs: m.Parcel, run: Run, group: W
         ranks=tuple(run.record.ranks),
         cell=order.request.cell,
         inputs=inputs,
-        setting=setting(order, options, group.connection),
+        setting=setting(order, options, group.connection, by_tracking),
         setups=order.setups,
         detached=options.detach,
         notify=settings.notify if options.detach else "",
@@ -281,8 +282,8 @@ def _unanswered(run: Run, order: Order) -> str:
     return prompts.missing()
 
 
-def setting(order: Order, options: Options, connection: Connection) -> m.Setting:
-    """Return the setting of each rank for the cell; `options` include the observers' variables."""
+def setting(order: Order, options: Options, connection: Connection, more: Mapping[str, str]) -> m.Setting:
+    """Return the setting of each rank for the cell; `options` include the observers' variables, and override `more`."""
     facts = connection.facts
     process_state = order.process_state
     path = process_state.path
@@ -297,6 +298,7 @@ def setting(order: Order, options: Options, connection: Connection) -> m.Setting
             **process_state.env(remote=facts.remote),
             **(CHECKED if options.check else {}),
             **(FALLBACK if options.backend_fallback else {}),
+            **more,
             **options.env,
         },
         own_environment=facts.remote,

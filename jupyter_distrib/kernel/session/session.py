@@ -67,8 +67,8 @@ class Session:
         self.choices = Choices()
         self.sent_values = ValueCache()
         self.pools = PoolManager(self.identity, self.choices, self.changed)
-        self.on_change: Callable[[], object] = lambda: None
-        """Called when worker groups or runs have come, changed or gone; from any thread."""
+        self.on_change: Callable[[], object] | None = None
+        """Called when worker groups or runs have come, changed or gone; from any thread. None if nobody looks."""
         self.runs = RunHistory()
         self.setups = Setups()
         self.predicted_peaks = PredictedPeaks()
@@ -109,7 +109,8 @@ class Session:
     def changed(self) -> None:
         if not any(connection.groups for connection in list(self.pools.connections)):
             self.sent_values.clear()  # no ranks hold them any more
-        self.on_change()
+        if (on_change := self.on_change) is not None:  # which another thread may set to None
+            on_change()
 
     def start(self, request: CellRequest) -> Run:
         """Send the cell to its ranks. Returns as soon as the order is sent.
@@ -280,7 +281,7 @@ class Session:
         """Save runs in the history; called in the history's thread, which imports what no cell needs."""
         from jupyter_distrib.kernel.session import saved_runs
 
-        saved_runs.save(runs, self.settings, self.identity.notebook)
+        saved_runs.save(runs, self.choices.last_settings, self.identity.notebook)
 
     def run_elsewhere(self, make: Callable[[str], Run]) -> Run:
         """Return a run of this notebook that no pool executes; `make` makes it for an id."""
@@ -299,7 +300,8 @@ class Session:
                 group.run = run
                 if run not in self.runs.all:
                     self.runs.add(run)
-                    self.on_change()
+                    if (on_change := self.on_change) is not None:
+                        on_change()
                 connection.add_run(run)
                 connection.node.send(command, descriptors)
                 run.sent()
@@ -329,7 +331,8 @@ class Session:
 
     def _remember(self, run: Run) -> None:
         self.runs.add(run)
-        self.on_change()
+        if (on_change := self.on_change) is not None:
+            on_change()
 
     def _after(self, group: WorkerGroup, run: Run) -> None:
         """After the end of a run, mark the handles on ranks that died in it as lost. In the node's thread."""
@@ -385,7 +388,7 @@ class Session:
             from jupyter_distrib.kernel.session import saved_runs
 
             if told := saved_runs.about_lost(name, self.identity):
-                saved_runs.save_lost(self.settings)
+                saved_runs.save_lost(self.choices.readable_settings()[0])
                 raise PoolError(told)
         connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
         remark = f"runs on {where}" if listed is not None and (where := detached.elsewhere(listed)) else ""

@@ -30,9 +30,8 @@ from jupyter_distrib.kernel.record.observer import ObservedRun, Observer
 from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.record.terminal_stream import styled_lines
 from jupyter_distrib.kernel.session import session
-from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
-from jupyter_distrib.kernel.settings.settings import SIDEBAR, without_files
+from jupyter_distrib.kernel.settings.settings import SIDEBAR
 from jupyter_distrib.kernel.sidebar.cell_outputs import CellPlace, Cells, Shown
 from jupyter_distrib.system import record_file
 from jupyter_distrib.wire import messages as m
@@ -74,15 +73,17 @@ class _Broadcast:
         self._overview, self._active = look, active
         self._comm = create_comm(target_name=COMM, comm_id=COMM, primary=False)
         get_comm_manager().register_comm(self._comm)
-        self._news, self._closing = threading.Event(), threading.Event()
+        self._news, self._pages, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self.changed: Callable[[], None] = self._news.set
+        """Requests that the overview be sent soon; from any thread."""
         self._last: Mapping[str, Any] = {}
         self._sent_s = 0.0
         threading.Thread(target=self._send_changes, name="jupyter_distrib-news", daemon=True).start()
 
-    def changed(self) -> None:
-        """Request that the overview be sent soon; from any thread."""
-        if not self._news.is_set():
-            self._news.set()
+    def note_page(self) -> None:
+        """Send every change from now on: there is a page."""
+        self._pages.set()
+        self._news.set()
 
     def send(self, kind: str, content: Mapping[str, Any], now_s: float | None = None) -> None:
         """Send another message at once; from any thread. `now_s` is in seconds since the epoch; by default the present
@@ -94,19 +95,30 @@ class _Broadcast:
         from comm import get_comm_manager
 
         self._closing.set()
-        self._news.set()
+        self.note_page()
         self.send("closed", {})
         get_comm_manager().unregister_comm(self._comm)
 
     def _send_changes(self) -> None:
         while not self._closing.is_set():
-            self._news.wait(_LOOK_S if self._active() else None)
-            self._closing.wait(_GATHER_S)
+            self._wait()
             self._news.clear()
             if self._closing.is_set():
                 return
-            with suppress(Exception):  # it reads pools of other packages; the next change is sent all the same
-                self._send_if_changed()
+            if self._pages.is_set() or not self._last or self._active():
+                with suppress(Exception):  # it reads pools of other packages; the next change is sent all the same
+                    self._send_if_changed()
+
+    def _wait(self) -> None:
+        """Wait for a change, and then for others: a moment or, before there is a page, until short runs have ended."""
+        goes_on = self._active()
+        if self._pages.is_set():
+            self._news.wait(_LOOK_S if goes_on else None)
+            self._closing.wait(_GATHER_S)
+        else:
+            if not goes_on:
+                self._news.wait()
+            self._pages.wait(_BEAT_S if self._last else _GATHER_S)
 
     def _send_if_changed(self) -> None:
         at_s, now_s, overview = time.time(), time.monotonic(), self._overview()
@@ -134,20 +146,22 @@ class FrontEnd:
         self._shell, self._kernel = shell, shell.kernel
         self._pools: dict[str, PoolStatus] = {}
         """The last known status of each pool."""
-        self._settings = without_files(POOLS, STRATEGIES)
-        """The settings as last read successfully."""
         self._unchanged: UnchangedParts | None = None
         """The parts of the last overview that the next one reuses."""
         self._doing: dict[str, str] | None = None
         self._trouble: dict[str, Any] | None = None
         self._forms: PoolForms | None = None
+        self._following: session.Session | None = None
+        """The session whose runs are followed, since a page has requested something."""
+        self._pages_lock, self._is_closed = threading.Lock(), False
         self.cells = Cells(shell, lambda settled: self._news.send("settled", settled))
         self._news = _Broadcast(self._overview, self._active)
         self._route = self._listen()
-        session.current().on_change = self._news.changed
-        session.current().observers.own.append(self._follow)
         shell.events.register("pre_run_cell", self.cells.began)
         shell.events.register("post_run_cell", self.cells.ended)
+        session.current().on_change = self._news.changed
+        if self._route == "comm":  # while cells run, it would hear of no page
+            self._note_page()
         self._news.changed()  # pages that are open already learn of this kernel
 
     # ------------------------------------------------------------------------------------------------ channels
@@ -162,7 +176,19 @@ class FrontEnd:
         get_comm_manager().register_target(REQUEST_COMM, self._on_open)
         return "comm"
 
+    def _note_page(self) -> None:
+        """Send every change from now on."""
+        with self._pages_lock:
+            if self._following is not None or self._is_closed:
+                return
+            self._following = current = session.current()
+            current.observers.own.append(self._follow)
+        for run in [each for each in current.history if not each.done()]:
+            run.observers.add(SidebarObserver(self._news.changed))
+        self._news.note_page()
+
     async def _on_control(self, stream: Any, ident: Any, parent: Mapping[str, Any]) -> None:
+        self._note_page()
         answer = self.handle(parent["content"])
         self._kernel.session.send(stream, REPLY, answer, parent, ident)
 
@@ -170,13 +196,17 @@ class FrontEnd:
         comm.on_msg(lambda message: self._on_message(message["content"]["data"]))
 
     def _on_message(self, request: Mapping[str, Any]) -> None:
+        self._note_page()
         self._news.send("answer", {"to": request.get("id"), **self.handle(request)})
 
     def close(self) -> None:
         if self._forms is not None:
             self._forms.end_trial()
-        session.current().on_change = lambda: None
-        session.current().observers.own.remove(self._follow)
+        with self._pages_lock:
+            self._is_closed = True
+            if self._following is not None:
+                self._following.observers.own.remove(self._follow)
+        session.current().on_change = None
         self._shell.events.unregister("pre_run_cell", self.cells.began)
         self._shell.events.unregister("post_run_cell", self.cells.ended)
         if self._route == "control":
@@ -191,12 +221,11 @@ class FrontEnd:
         from jupyter_distrib.kernel.sidebar.overview import UnchangedParts, overview  # %load_ext does not wait for it
 
         current, trouble = session.current(), self._trouble
-        try:
-            self._settings = current.settings
-        except OptionsError as error:  # a file that is being edited; the last settings are shown with the reason
-            trouble = {"text": str(error), "at_s": 0.0}
+        settings, reason = current.choices.readable_settings()
+        if reason:
+            trouble = {"text": reason, "at_s": 0.0}
         self._unchanged = self._unchanged or UnchangedParts()
-        seen = overview(current, self._settings, self._pools, self._unchanged)
+        seen = overview(current, settings, self._pools, self._unchanged)
         more = {
             "route": self._route,
             "doing": self._doing,
@@ -260,7 +289,8 @@ class FrontEnd:
             case "start" | "resize" | "restart" as op:
                 self._start_ranks(op, _one_of(request, "pool", current.settings.pools), request)
             case "stop_ranks":
-                current.pools.stop_ranks(_one_of(request, "pool", current.settings.pools), SIDEBAR)
+                settings, _ = current.choices.readable_settings()
+                current.pools.stop_ranks(_one_of(request, "pool", settings.pools), SIDEBAR)
             case "refresh":
                 threading.Thread(target=self._ask, name="jupyter_distrib-ask", daemon=True).start()
             case "logs":

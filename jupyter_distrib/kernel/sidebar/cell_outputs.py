@@ -222,13 +222,17 @@ def cell_id(shell: Any) -> str:
 
     Notebook front ends send it; programs that execute notebooks in batch do not, and then it is empty.
     """
-    return str((_request_message(shell).get("metadata") or {}).get("cellId") or "")
+    return _cell_in(_request_message(shell))
 
 
-def shows_widgets(shell: Any) -> bool:
-    """Return whether the front end is known to run this package's widget: JupyterLab or Notebook 7, whose ids of cells
-    are plain; VS Code's are addresses, and others send none."""
-    return bool(cell := cell_id(shell)) and ":" not in cell
+def _cell_in(request: Mapping[str, Any]) -> str:
+    return str((request.get("metadata") or {}).get("cellId") or "")
+
+
+def shows_widgets(cell: str) -> bool:
+    """Return whether the front end is known to run this package's widget, by its id of a cell: JupyterLab or Notebook
+    7, whose ids are plain; VS Code's are addresses, and others send none."""
+    return bool(cell) and ":" not in cell
 
 
 def has_keyboard(shell: Any) -> bool:
@@ -247,7 +251,8 @@ def place(shell: Any) -> CellPlace:
     """Return the present execution of a cell."""
     # IPython counts at the beginning of a cell or, in other versions, at its end; this result has the cell's number.
     going_on = getattr(getattr(shell, "displayhook", None), "exec_result", None)
-    header = _request_message(shell).get("header") or {}
+    request = _request_message(shell)
+    header = request.get("header") or {}
     date = header.get("date")
     return CellPlace(
         cell=_cell_in(request),

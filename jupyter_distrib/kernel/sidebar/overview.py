@@ -30,7 +30,7 @@ from jupyter_distrib.system import gpu_devices
 from jupyter_distrib.system.formatting import clipped
 from jupyter_distrib.wire import messages as m
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the messages; raised when pages of other versions would not understand the kernel."""
 LINE_CHARACTERS = 200
 _ROWS = 500

@@ -54,6 +54,8 @@ _FOLD_WINDOW = 64
 
 def is_worth_showing(record: RunRecord, elapsed_s: float) -> bool:
     """Return whether there is anything to show: a quick run without output or failure shows only its values."""
+    if not record.changes:  # nothing has happened
+        return elapsed_s >= QUIET_S
     ranks = record.ranks.values()
     texts = record.line_count or record.notes or record.not_finite or record.stall
     if texts or any(rank.progress or rank.metrics or rank.displays.shown for rank in ranks):

@@ -89,6 +89,23 @@ test('a kernel that has the extension is asked what it holds', async context => 
   assert.deepEqual(kernel.requests, [{ op: 'overview' }]);
 });
 
+test('a kernel that loads the extension later is asked once, so that it goes on speaking', async context => {
+  const [kernel, link] = linked(context);
+  kernel.replies({});
+  mock.timers.tick(1000);
+  kernel.answers = false; // the first request gets lost
+  kernel.tells('a', 1);
+  kernel.answer = { ok: true, overview: { protocol: PROTOCOL, session: 'a' }, now_s: 2 };
+  kernel.answers = true;
+  mock.timers.tick(5000);
+  await settle();
+  kernel.tells('a', 3);
+  assert.equal(link.state, 'ready');
+  assert.deepEqual(kernel.requests, [{ op: 'overview' }, { op: 'overview' }]);
+  kernel.tells('b', 4);
+  assert.equal(kernel.requests.length, 3, 'another session of the kernel does not know of this page');
+});
+
 test('a kernel without the extension is asked once', context => {
   const [kernel, link] = linked(context);
   kernel.replies({});

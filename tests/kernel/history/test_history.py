@@ -10,6 +10,7 @@ import shutil
 import stat
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -608,6 +609,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once(home: Path) -> None:
         observer = writer.follow(observed(f"a-{number}", notes=notes))
         observer.observe(m.Ended(run=f"a-{number}", at_s=1.0), ended(f"a-{number}", []))
         writer.flush()
+    writer.close()
 
     assert [note.partition(":")[0] for note in notes] == ["Runs are not saved in the history"]
 
@@ -659,9 +661,40 @@ def test_nothing_is_written_in_the_thread_that_tells_the_end() -> None:
     writer = HistoryWriter(lambda runs: threads.append(threading.current_thread()))
     writer.follow(observed("a-1")).observe(m.Ended(run="a-1", at_s=1.0), ended("a-1", []))
     writer.flush()
+    (thread,) = threads
+    assert thread is not threading.current_thread()
+    writer.close()
+    thread.join(5)
+    assert not thread.is_alive()
 
-    assert threads[0] is not threading.current_thread()
-    assert not threads[0].is_alive()
+    writer.put(observed("a-2"), ended("a-2", []))  # a run may end while its session closes
+    writer.flush()
+    assert len(threads) == 2
+
+
+def test_a_writer_that_is_closed_while_it_hangs_saves_later_runs_in_the_same_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jupyter_distrib.kernel.history.writer.FLUSH_S", 0.1)
+    goes_on, batches, threads = threading.Event(), list[list[str]](), set[threading.Thread]()
+
+    def write(runs: Sequence[tuple[ObservedRun, RunRecord]]) -> None:
+        goes_on.wait(10)
+        threads.add(threading.current_thread())
+        batches.append([run.id for run, _ in runs])
+
+    writer = HistoryWriter(write)
+    writer.put(observed("a-1"), ended("a-1", []))
+    writer.close()
+    writer.put(observed("a-2"), ended("a-2", []))
+    goes_on.set()
+    monkeypatch.setattr("jupyter_distrib.kernel.history.writer.FLUSH_S", 10.0)
+    writer.flush()
+
+    assert batches == [["a-1"], ["a-2"]]
+    (thread,) = threads
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -686,5 +719,6 @@ def test_the_end_of_a_program_waits_for_a_writer_that_is_only_just_made(monkeypa
     threading.Thread(target=writer.put, args=(observed("a-1"), ended("a-1", []))).start()
     is_made.wait(5)
     writer.flush()
+    writer.close()
 
     assert [run.id for run, _ in written] == ["a-1"]

@@ -122,3 +122,20 @@ def test_a_node_without_what_a_node_can_do_is_refused_when_it_is_reached(monkeyp
         reached(monkeypatch, node)
 
     assert closed == ["closed"]
+
+
+def test_who_stops_looking_while_a_change_is_told_is_not_called_as_none() -> None:
+    heard, answers = list[str](), [None, lambda: heard.append("changed")]
+
+    class Left(Session):
+        """Nobody looks any more as soon as `on_change` was read."""
+
+        @property
+        def on_change(self) -> Any:
+            return answers.pop()
+
+        @on_change.setter
+        def on_change(self, value: object) -> None: ...
+
+    Left().changed()
+    assert heard == ["changed"]
