@@ -306,8 +306,8 @@ def refused_by_system(error: BaseException) -> BaseException:
     its file and says only which position in it was unexpected."""
     each: BaseException | None = error
     while each is not None and not isinstance(each, OSError):
-        each = each.__cause__ or each.__context__
-    return each or error
+        each = each.__context__ if each.__cause__ is None else each.__cause__
+    return error if each is None else each
 
 
 def write_share(writer: Writer, planner: SavePlanner, plan: SavePlan, items: list[WriteItem]) -> Part:

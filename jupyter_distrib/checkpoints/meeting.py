@@ -119,30 +119,6 @@ def from_rank_0(make: Callable[[], str], name: str, folder: str, rank: int) -> s
     return words.get(key)
 
 
-def newest_from_rank_0(words: StoreBoard, find: Callable[[], str], folder: str, saves: int, rank: int) -> str:
-    """Return what rank 0 finds as it loads from a folder, on every rank that loads from it, after as many calls of
-    `save`, or fewer: rank 0 may have called it more often.
-
-    Raises:
-        DistributedError: Rank 0 has ended its cell without loading from the folder.
-    """
-    key = f"load {folder}"
-    if rank == 0:
-        found = find()
-        words.put(f"{key} {saves}", found)
-        words.put(key, str(saves))
-        return found
-    while True:
-        is_over = _is_over(words, 0)
-        latest = int(words.get(key)) if words.has([key]) else -1
-        for number in (saves, latest):
-            if saves <= number and words.has([f"{key} {number}"]):
-                return words.get(f"{key} {number}")
-        if is_over:
-            raise _uncalled("load", rank)
-        time.sleep(_LOOK_UP_S)
-
-
 def _uncalled(name: str, rank: int) -> DistributedError:
     return DistributedError(
         f"jupyter_distrib.{name}() was called on rank {rank}, and rank 0, which decides, has ended its cell "

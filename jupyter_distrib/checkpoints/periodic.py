@@ -25,13 +25,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from jupyter_distrib.checkpoints import meeting, series
+from jupyter_distrib.checkpoints import agreement, meeting, series
 from jupyter_distrib.checkpoints.folder import make_ready, new_save_id
 from jupyter_distrib.checkpoints.place import Identity
 from jupyter_distrib.checkpoints.snapshot import Snapshot
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.worker import end_of_cell
+from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
 DEFAULT_KEEP = 3
 
@@ -61,10 +62,15 @@ class Periodic:
         """Number of calls, and this folder's among those with shards, which all ranks save into in the same order."""
         self._held: Identity | None = None
         """The folder prepared by rank 0; None before its first checkpoint."""
+        self._words: StoreBoard | None = None
+        """The board on which rank 0 tells the other ranks of its checkpoints; None if there are none."""
+        self._teller: agreement.Teller | None = None
 
     def call(self, objects: Mapping[str, Any], state: State, *, every_s: float, keep: int) -> None:
         """Save if a checkpoint is due; `state` returns the state."""
-        self._calls += 1
+        self.calls += 1
+        if self.calls == 1 and self._rank == 0:
+            self._tell_others()
         new = objects.keys() - self._names
         self._names |= new
         self._sharded = self._sharded or (self._ranks > 1 and any(_is_sharded(objects[name]) for name in new))
@@ -82,8 +88,16 @@ class Periodic:
             if self._due():
                 self._save(self._following(), new_save_id(), state, keep)
 
+    def _tell_others(self) -> None:
+        """Tell the other ranks that rank 0 saves into this folder, so that they load what it is still writing."""
+        if self._ranks > 1 and (words := meeting.board()) is not None:
+            self._words, self._teller = words, agreement.Teller(words)
+            agreement.tell_of_save(words, str(self._folder))
+
     def finish(self, *, ok: bool) -> None:
         """Wait for the last checkpoint at the end of a cell; if the cell has failed, not for other ranks."""
+        if self._teller is not None:
+            self._teller.close()
         if (snapshot := self._snapshot) is not None:
             snapshot.wait() if ok else snapshot.give_up()
         elif ok and self._rank != 0 and not self._sharded and (words := meeting.board()) is not None:
@@ -93,14 +107,6 @@ class Periodic:
         """Wait for the last checkpoint."""
         if self._snapshot is not None:
             self._snapshot.wait()
-
-    def agreed(self, find: Callable[[], str]) -> str:
-        """Return what rank 0 finds, on every rank: rank 0 may still be writing a checkpoint of which others know
-        nothing, and they would load an earlier one."""
-        words = meeting.board() if self._ranks > 1 else None
-        if words is None:
-            return find()
-        return meeting.newest_from_rank_0(words, find, str(self._folder), self._calls, self._rank)
 
     def _due(self) -> bool:
         """Return whether to save now: not while a checkpoint is being written, unless every call makes one."""
@@ -142,6 +148,8 @@ class Periodic:
     def _save(self, folder: Path, save_id: str, state: State, keep: int) -> None:
         if self._rank != 0:
             self.wait()
+        elif self._words is not None:
+            agreement.tell_of_save(self._words, str(self._folder), folder.name)
         try:
             self._copy(folder, save_id, state(), keep)
         except BaseException:
@@ -203,14 +211,21 @@ def wait(folder: Path) -> None:
 
 def newest(folder: Path) -> Path:
     """Return the newest complete checkpoint of a folder, or the folder itself if there is none, once this process has
-    written its own; the same on all ranks that have saved into the folder in this cell."""
-    running = _running.get(folder.absolute())
-    if running is None:
+    written its own; the same on all ranks that call this together."""
+    place = folder.absolute()
+    if (running := _running.get(place)) is not None:
+        running.wait()
+    words = meeting.board()
+    if words is None or identity.world_size() == 1:
         return series.newest(folder) or folder
-    running.wait()
-    found = running.agreed(lambda: str(series.newest(folder) or folder))
-    series.check_named(folder, found)
-    return Path(found)
+
+    def find() -> str:
+        found = series.newest(folder)
+        return "" if found is None or found == folder else found.name
+
+    saves = running.calls if running is not None else 0
+    name = agreement.agreed(words, str(place), find, saves=saves, rank=identity.rank())
+    return series.member(folder, name) if name else folder
 
 
 def check_settings(every_s: object, keep: object) -> None:

@@ -374,6 +374,61 @@ def test_a_rank_that_has_saved_less_often_than_rank_0_loads_the_same(book: Noteb
     assert book.ok(dedent(cell)).result == "ranks 0-1: 12"
 
 
+UNEVEN = """%%distributed --ranks 2 --strategy ddp --timeout 20
+import time, torch.distributed as dist
+from jupyter_distrib import load, save
+folder = f"uneven/{time.time_ns()}" if rank == 0 else ""
+given = [folder]
+dist.broadcast_object_list(given)
+folder = given[0]
+"""
+BY_RANK_0 = "dist.barrier()\nif rank == 0: save(folder, keep=2, number=2)\ndist.barrier()"
+
+
+@pytest.mark.parametrize(
+    ("saves", "loaded"),
+    [
+        ("for i in range(3):\n    if rank == 1 or i < 2: save(folder, every_s=0, number=i)", 1),
+        ("if rank == 0: save(folder, every_s=0, number=7)\ndist.barrier()", 7),
+        ("save(folder, every_s=0, number=1)\nif rank == 0: load(folder)\nsave(folder, every_s=0, number=2)", 2),
+        (f"save(folder, keep=2, number=1)\nif rank == 0: load(folder)\n{BY_RANK_0}", 2),
+        (f"save(folder, keep=2, number=1)\nload(folder)\n{BY_RANK_0}", 2),
+    ],
+    ids=["rank 1 saves more often", "rank 0 saves", "rank 0 loads", "rank 0 loads before", "rank 0 saves more often"],
+)
+def test_all_ranks_load_the_same_however_often_each_has_saved_and_loaded(
+    book: Notebook, saves: str, loaded: int
+) -> None:
+    outcome = book.ok(f"{UNEVEN}{saves}\nfound = load(folder)['number']\ndist.barrier()\nfound")
+    assert outcome.result == f"ranks 0-1: {loaded}"
+
+
+def test_a_rank_that_loads_alone_before_there_is_anything_to_agree_on_does_not_wait(book: Notebook) -> None:
+    cell = """\
+        jupyter_distrib.save(f'own-{rank}', number=rank) if rank == 0 else None
+        dist.barrier()
+        if rank == 1: load('own-0')
+        dist.barrier()
+        if rank == 0: save(folder, keep=2, number=1)
+        dist.barrier()
+        found = load('own-0')['number'], load(folder)['number']
+        dist.barrier()
+        found"""
+    assert book.ok(f"{UNEVEN}{dedent(cell)}").result == "ranks 0-1: (0, 1)"
+
+
+def test_what_only_rank_1_has_saved_is_an_error_and_no_rank_waits(book: Notebook) -> None:
+    wrong = book.fails(f"{UNEVEN}if rank == 1: save(folder, keep=2, number=1)\nload(folder)")
+    assert "Ranks 0-1 raised the same" in wrong.text
+
+
+def test_a_rank_that_loads_alone_while_rank_0_waits_for_it_is_named(book: Notebook) -> None:
+    wrong = book.fails(
+        f"{UNEVEN}save(folder, keep=2, number=1)\ndist.barrier()\nif rank == 1: load(folder)\ndist.barrier()"
+    )
+    assert "jupyter_distrib.load() was called on rank 1, and rank 0, which decides, has gone on" in wrong.text
+
+
 def test_a_rank_that_loads_alone_what_rank_0_has_saved_is_named(book: Notebook) -> None:
     wrong = book.fails(
         dedent("""\

@@ -69,12 +69,22 @@ def test_nothing_is_resumed_from_outside_the_folder(words: StoreBoard, name: str
         resume("run")
 
 
-def test_nothing_is_loaded_from_outside_the_folder(words: StoreBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_nothing_is_loaded_from_outside_the_folder(
+    words: StoreBoard, monkeypatch: pytest.MonkeyPatch, name: object
+) -> None:
     place = saving(monkeypatch)._folder
-    words.put(f"load {place} 0", "other")
-    words.put(f"load {place}", "0")
+    words.put(f"load {place}/1", json.dumps({"name": name, "rank": 0, "saves": 0, "collectives": {}}))
 
-    with pytest.raises(DistributedError, match=r"rank 0 seems to have named .* which is no checkpoint of run"):
+    with pytest.raises(DistributedError, match="rank 0 seems to have"):
+        load("run")
+
+
+@pytest.mark.parametrize("text", ["other", "3", "{}", '{"name": "", "rank": 0, "saves": 0, "collectives": 3}'])
+def test_what_is_no_answer_is_no_riddle(words: StoreBoard, text: str) -> None:
+    words.put(f"load {Path('run').absolute()}/1", text)
+
+    with pytest.raises(DistributedError, match=r"rank 0 seems to have left .* which is no answer of a load"):
         load("run")
 
 
