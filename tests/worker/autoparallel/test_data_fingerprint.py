@@ -9,13 +9,14 @@ from typing import cast
 
 import pytest
 import torch.distributed as dist
-from torch.utils.data import ChainDataset, Dataset, IterableDataset
+from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset
 
 from jupyter_distrib.compat.serverless_gpu_data import UCVolumeDataset
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.runtime import get_global_rank
 from jupyter_distrib.wire import messages as m
-from jupyter_distrib.worker.autoparallel.data.fingerprint import reads_ranks
+from jupyter_distrib.worker.autoparallel.data import fingerprint
+from jupyter_distrib.worker.autoparallel.data.fingerprint import _described, reads_ranks
 
 rank, world_size = 1, 2  # as a cell has them
 
@@ -107,3 +108,33 @@ def test_a_stream_that_holds_itself_is_looked_at_once() -> None:
 @pytest.mark.parametrize("data", [Column(), Method(), WithAttribute(8), Decoded(Column()), Decoded(Decoded([]))])
 def test_a_column_a_method_or_another_number_called_rank_does_not(data: Dataset[object]) -> None:
     assert not reads_ranks(data)
+
+
+class Sloppy:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return self.number == cast("Sloppy", other).number
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+def test_keys_that_are_compared_with_their_own_kind_only_fail_no_loop() -> None:
+    def printed(samples: object) -> bytes:
+        return b"".join(fingerprint._print(samples, 3))
+
+    assert printed({Sloppy(1): 2}) == printed({Sloppy(1): 2}) != printed({Sloppy(1): 3})
+    assert printed({"seed": 1, "a": 2}) == printed({"seed": 2, "a": 2})
+
+
+class Refusing:
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+def test_samples_that_refuse_every_name_have_a_fingerprint() -> None:
+    batches, data, _ = _described(DataLoader(cast("Dataset[object]", [Refusing(), Refusing()])))
+    assert batches == 2
+    assert data

@@ -6,7 +6,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from jupyter_distrib.worker.autoparallel.data.shard_samplers import BatchShare, EpochSampler, EveryNth, SampleShare
+from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
+    BatchShare,
+    EpochSampler,
+    EveryNth,
+    GeneratorShare,
+    SampleShare,
+)
 from jupyter_distrib.worker.autoparallel.data.stream_shares import ShardsOfStream
 
 
@@ -63,7 +69,7 @@ def _how(loader: DataLoader[Any], share: DataLoader[Any], size: int) -> str:
         return f"samples of {type(loader.dataset).__name__} dealt to {size} ranks, each of which reads all of them"
     if isinstance(share.batch_sampler, BatchShare):
         return f"batches of {type(loader.batch_sampler).__name__} dealt to {size} ranks"
-    if isinstance(share.sampler, SampleShare):
+    if isinstance(share.sampler, SampleShare) and not isinstance(share.sampler, GeneratorShare):
         return f"indices of {type(loader.sampler).__name__} dealt to {size} ranks"
-    assert isinstance(share.sampler, EpochSampler)
+    assert isinstance(share.sampler, (EpochSampler, GeneratorShare))
     return "sampler added"

@@ -232,7 +232,7 @@ def _print(thing: Any, depth: int) -> Iterator[bytes]:
         return
     elif isinstance(thing, dict):
         for key in itertools.islice(thing, _SAMPLES):
-            if key == "seed":  # it does not determine the samples
+            if type(key) is str and key == "seed":  # it does not determine the samples
                 continue
             yield from _print(key, depth - 1)
             yield from _print(thing[key], depth - 1)
@@ -240,7 +240,7 @@ def _print(thing: Any, depth: int) -> Iterator[bytes]:
         yield str(len(thing)).encode()
         for place in _places(len(thing)):
             yield from _print(thing[place], depth - 1)
-    elif hasattr(thing, "iloc"):  # a method of pandas
+    elif hasattr(type(thing), "iloc"):  # of pandas; `thing` may answer in any way
         yield from _print(thing.iloc[list(_places(len(thing)))].values.tolist(), depth - 1)
     else:
         yield from _print_of_object(thing, depth)

@@ -10,7 +10,6 @@ else                                            a share of equal length on every
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
@@ -24,12 +23,15 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.strategy import StrategyRun
 from jupyter_distrib.libraries import known, torchmetrics
+from jupyter_distrib.system.nested_code import undecorated
 from jupyter_distrib.system.private_torch import ITERATOR_MAKER
-from jupyter_distrib.worker.autoparallel import heuristics, source_location
+from jupyter_distrib.worker.autoparallel import heuristics, source_location, traced
 from jupyter_distrib.worker.autoparallel.data import means
 from jupyter_distrib.worker.autoparallel.data.change_summary import ChangeSummary
+from jupyter_distrib.worker.autoparallel.data.consensus import DataConsensus
 from jupyter_distrib.worker.autoparallel.data.fingerprint import DataFingerprints
 from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
     AlikeOrder,
@@ -42,7 +44,7 @@ from jupyter_distrib.worker.autoparallel.data.shard_samplers import (
 )
 from jupyter_distrib.worker.autoparallel.data.stream_shares import ShardsOfStream, allow_ranks, ending_together
 from jupyter_distrib.worker.autoparallel.patches import Patches
-from jupyter_distrib.worker.autoparallel.source_location import current_calls
+from jupyter_distrib.worker.autoparallel.source_location import Calls, current_calls, place_of_calls
 from jupyter_distrib.worker.pytorch import private, randomness
 
 Reading: TypeAlias = Literal["whole", "divided", "evaluated"]
@@ -104,9 +106,9 @@ class Loaders:
         self._trained_in: set[str] = set()
         """The places of loops over shares in which a model was trained."""
         self._trained_inside = 0
-        """Number of backward passes while shares were being read."""
-        self._open_shares = 0
-        """Number of shares that are being read."""
+        """Number of backward passes each of which followed a batch of a share that was being read."""
+        self._has_delivered = False
+        """Whether a share that is being read has yielded a batch since the last backward pass."""
         self._buffered: dict[str, tuple[int, int]] = {}
         """The numbers of all backward passes and of those in loops over shares, when the cell had read all batches of a
         share at this place and kept them."""
@@ -115,12 +117,12 @@ class Loaders:
         The mode at the beginning of such a loop is left from the loop before."""
         self._shuffled_at: Counter[Calls] = Counter()
         """The number of shuffled passes that began at each line, from wherever its function was called."""
-        self._modes = 0
-        """Number of calls that set the mode of a module."""
         self.backwards = 0
         """Number of backward passes in this run."""
-        self._evaluations = 0
-        """Number of evaluations since the last one."""
+        self._evaluations: Counter[str] = Counter()
+        """Number of evaluations since the last backward pass, by place."""
+        self._evaluation = ""
+        """The place of the most recent one, and its number there."""
         self.device: torch.device | None = None
         """Device to which batches are moved; None leaves them where the loader created them."""
 
@@ -166,21 +168,15 @@ class Loaders:
     def goes_backward(self) -> None:
         """Record that a backward pass starts."""
         self.backwards += 1
-        self._trained_inside += bool(self._open_shares)
-        self._evaluations = 0
+        self._trained_inside += self._has_delivered
+        self._has_delivered = False
+        self._evaluations.clear()
         if self.backwards == 1:
             self._others.inspect_code()
 
     def on_collective(self) -> None:
         """Record that a collective of all ranks starts, so that no rank waits for this one elsewhere."""
         self._others.on_collective()
-
-    def _setting_mode(self, original: Any) -> Any:
-        def train(module: Any, mode: bool = True) -> Any:
-            self._modes += 1
-            return original(module, mode)
-
-        return train
 
     def _noticing(self, original: Any) -> Any:
         def __setattr__(loader: DataLoader[Any], name: str, value: Any) -> None:  # noqa: N807
@@ -289,7 +285,9 @@ class Loaders:
         trains = torch.is_grad_enabled() and self._trains(loader)
         if trains or not self._state.active or not draws_order(loader) or makes_own_iterators(type(loader)):
             return original(loader)
-        self._evaluations += 1
+        place = place_of_calls()
+        self._evaluations[place] += 1
+        self._evaluation = f"{place}/{self._evaluations[place]}"
         name, parts = "sampler" if loader.batch_sampler is None else "batch_sampler", loader.__dict__
         if (sampler := parts.get(name)) is None:  # a property of the user's class
             return original(loader)
@@ -325,10 +323,10 @@ class Loaders:
     def _noting_habit(self, loader: DataLoader[Any], batches: Iterator[Any], calls: object) -> Iterator[Any]:
         """Yield the batches, and record what the loop does with the first one if it sets the mode of a module."""
         for first in batches:
-            modes, before = self._modes, self.backwards
+            mark, before = traced.modes.mark(), self.backwards
             yield first
             trained = self.backwards > before
-            if self._modes > modes and (trained or not known.adds_up_metrics()):
+            if traced.modes.mark() is not mark and (trained or not known.adds_up_metrics()):
                 self._habits.setdefault(loader, {})[calls] = trained
             del first
             break
@@ -343,26 +341,25 @@ class Loaders:
                 f"has a share: {advice}"
             )
         self._note_mean(loader, where)
-        first: ref[torch.Tensor] | None = None
+        firsts: list[ref[torch.Tensor]] = []
         read = 0
-        self._open_shares += 1
         try:
             for batch in self._noting_habit(loader, batches, calls):
                 if read == 0:
-                    tensors = (each for each in private.tree_leaves(batch) if isinstance(each, torch.Tensor))
-                    first = next(map(ref, tensors), None)
+                    firsts = [ref(each) for each in private.tree_leaves(batch) if isinstance(each, torch.Tensor)]
                 read += 1
+                self._has_delivered = True
                 self._left[where] = before
                 yield batch
                 del batch
         finally:
-            self._open_shares -= 1
+            self._has_delivered = False
             if self.backwards > before:
                 self._trained_in.add(where)
                 _trained_with.add(loader)
         if read and self.backwards == before:
             self._left.pop(where, None)  # another loader may have been read on this line
-            if read > 1 and first is not None and first() is not None:
+            if read > 1 and any(each() is not None for each in firsts):
                 self._buffered[where] = self.backwards, self._trained_inside
             else:
                 self._note_untrained(where)
@@ -468,7 +465,7 @@ def makes_own_iterators(cls: type) -> bool:
     """Return whether a loader class has its own way of reading."""
     bases = cls.__mro__[: cls.__mro__.index(DataLoader)]
     names = ("__iter__", ITERATOR_MAKER)
-    own: list[Any] = [inspect.unwrap(vars(base)[name]) for base in bases for name in names if name in vars(base)]
+    own: list[Any] = [undecorated(vars(base)[name]) for base in bases for name in names if name in vars(base)]
     return any(not is_ours(each) and not isgeneratorfunction(each) for each in own)
 
 
@@ -500,6 +497,7 @@ class LoaderShares:
         self._shares = WeakKeyDictionary()
         """Shares of each loader, by how it is read and by the length of the data set, which may have grown."""
         self._ours: WeakSet[DataLoader[Any]] = WeakSet()
+        self._consensus = DataConsensus(ordered=False)
         self.divides = False
         """Whether a loader was divided for training."""
 
@@ -512,12 +510,25 @@ class LoaderShares:
         shares = self._shares.setdefault(loader, {})
         key = how, _length(loader.dataset)
         if key not in shares:
-            shares[key] = own_share = share(loader, replace(self._part, exact=how == "evaluated"))
+            part = replace(self._part, exact=how == "evaluated")
+            shares[key] = own_share = share(loader, part, self._of_first)
             self._ours.add(own_share)
             if how == "divided":
                 self.divides = True
                 self._summary.divided(loader, own_share, source_location.current_line(self._run.filename))
         return shares[key]
+
+    def _of_first(self, kind: Literal["state", "epoch"], own: str) -> str:
+        """Return what the order of this pass follows from on the rank that begins it first: another rank may have read
+        the loader, or drawn from its generator, before."""
+        first = own if identity.world_size() == 1 else self._consensus.first(f"{kind}/{place_of_calls()}", own)
+        if kind == "state" and first != own:
+            where = source_location.current_line(self._run.filename)
+            self._run.note(
+                f"the generator of the data loader read on {where} has different states on different ranks, and all of "
+                "them have shuffled with that of one rank: seed it alike on all ranks, and draw nothing else from it"
+            )
+        return first
 
     @contextmanager
     def standing_in(self, loader: DataLoader[Any], how: Reading) -> Iterator[None]:

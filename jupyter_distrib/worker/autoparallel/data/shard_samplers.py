@@ -6,12 +6,15 @@ taken from the beginning again, as `DistributedSampler` does. The shares of an e
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, MutableMapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -53,7 +56,11 @@ class ShardChoice:
     """Whether the ranks compute each batch together, and so need equally many batches even of an exact share."""
 
 
-def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
+Agreed: TypeAlias = Callable[[Literal["state", "epoch"], str], str]
+"""Called when a shuffled pass begins, with what its order follows from; returns that of which all ranks draw it."""
+
+
+def share(loader: DataLoader[Any], part: ShardChoice, agreed: Agreed = lambda _, own: own) -> DataLoader[Any]:
     """Return this rank's part of a loader, as a loader of its own.
 
     Args:
@@ -74,8 +81,11 @@ def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
         return DataLoader(stream, batch_size=batch_size(loader, part), drop_last=loader.drop_last, **settings)
     if loader.batch_size is None and loader.batch_sampler is not None:
         return DataLoader(loader.dataset, batch_sampler=BatchShare(loader.batch_sampler, part), **settings)
-    if part.exact or not is_plain(loader):
-        sampler: Sampler[Any] = SampleShare(loader.sampler, part, drop_last=loader.drop_last)
+    sampler: Sampler[Any]
+    if not part.exact and is_plain(loader) and getattr(loader.sampler, "generator", None) is not None:
+        sampler = GeneratorShare(AgreedOrder(loader.sampler, agreed), part, drop_last=loader.drop_last)
+    elif part.exact or not is_plain(loader):
+        sampler = SampleShare(loader.sampler, part, drop_last=loader.drop_last)
     else:
         sampler = EpochSampler(
             loader.dataset,
@@ -84,6 +94,7 @@ def share(loader: DataLoader[Any], part: ShardChoice) -> DataLoader[Any]:
             shuffle=isinstance(loader.sampler, RandomSampler),
             seed=seed_of_shares(loader),
             drop_last=loader.drop_last,
+            agreed=agreed,
         )
     return DataLoader(
         loader.dataset, batch_size=batch_size(loader, part), sampler=sampler, drop_last=loader.drop_last, **settings
@@ -160,9 +171,9 @@ def count_passes_as_rank_0(sets: Sequence[Any], samplers: Sequence[EpochSampler]
 class EpochSampler(DistributedSampler[Any]):
     """A sampler that reshuffles in every epoch without a call of `set_epoch`."""
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
+    def __init__(self, *args: Any, agreed: Agreed = lambda _, own: own, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._begun = False
+        self._begun, self._agreed = False, agreed
 
     def begin_at(self, epoch: int) -> None:
         """Begin with this pass, unless one has begun or the data set was shuffled before."""
@@ -170,12 +181,14 @@ class EpochSampler(DistributedSampler[Any]):
             self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        try:
-            if not self._begun:
-                self._begun, self.epoch = True, _passes.get(self.dataset, self.epoch)
-            _passes[self.dataset] = self.epoch + 1
-        except TypeError:  # a list, for instance, has no weak references
+        if not self._begun:
             self._begun = True
+            with suppress(TypeError):  # a list, for instance, has no weak references
+                self.epoch = _passes.get(self.dataset, self.epoch)
+        if self.shuffle:
+            self.epoch = int(self._agreed("epoch", str(self.epoch)))
+        with suppress(TypeError):
+            _passes[self.dataset] = self.epoch + 1
         indices = super().__iter__()
         self.epoch += 1
         return indices
@@ -203,10 +216,48 @@ class SampleShare(Sampler[Any]):
         return self._part.size
 
     def __iter__(self) -> Iterator[Any]:
-        return _dealt(_order(self._sampler, self._part), self._part, drop_last=self._drop_last)
+        return _dealt(self._pieces(), self._part, drop_last=self._drop_last)
+
+    def _pieces(self) -> Iterator[list[Any]]:
+        return _order(self._sampler, self._part)
 
     def __len__(self) -> int:
         return _count(len(self._sampler), self._part, drop_last=self._drop_last)
+
+
+class GeneratorShare(SampleShare):
+    """Every N-th index of a shuffled loader with a generator of its own: the order is that of one process, whatever the
+    cell does with the generator, and each rank draws it."""
+
+    def _pieces(self) -> Iterator[list[Any]]:
+        drawn = iter(self._sampler)
+        return iter(lambda: [*itertools.islice(drawn, self._part.size)], [])
+
+
+class AgreedOrder(Sampler[Any]):
+    """The indices that a sampler draws, on each rank those of the same state of its generator.
+
+    Args:
+        of: The sampler, whose generator is advanced as in one process.
+        agreed: Returns the state to draw of, as hexadecimal digits.
+    """
+
+    def __init__(self, of: Any, agreed: Agreed) -> None:
+        self._of, self._agreed = of, agreed
+
+    def __iter__(self) -> Iterator[Any]:
+        own = bytes(self._of.generator.get_state().tolist()).hex()
+        if (state := self._agreed("state", own)) == own:
+            yield from self._of
+            return
+        other = copy.copy(self._of)
+        other.generator = torch.Generator(self._of.generator.device)
+        other.generator.set_state(torch.tensor([*bytes.fromhex(state)], dtype=torch.uint8))
+        for _, index in zip(self._of, other, strict=True):
+            yield index
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 class BatchShare(Sampler[list[Any]]):
@@ -257,19 +308,24 @@ class ResumableIterator(Iterator[list[Any]]):
         self._of, self._count = of, 0
         self._generator = getattr(of.sampler, "generator", None)
         self._share = getattr(of.batches, "sampler", None)
-        self._begin()
+        self._batches: Iterator[list[Any]] | None = None
 
-    def _begin(self) -> None:
-        self._random = None if self._generator is None else self._generator.get_state()
-        self._epoch = self._share.state_dict() if isinstance(self._share, EpochSampler) else None
-        self._batches = iter(self._of.batches)
+    def _begun(self) -> Iterator[list[Any]]:
+        """Return the batches that are left. The pass begins here: the loader has drawn a seed from the generator since
+        it made this iterator."""
+        if self._batches is None:
+            self._random = None if self._generator is None else self._generator.get_state()
+            self._epoch = self._share.state_dict() if isinstance(self._share, EpochSampler) else None
+            self._batches = iter(self._of.batches)
+        return self._batches
 
     def __next__(self) -> list[Any]:
-        batch: list[Any] = next(self._batches)
+        batch = next(self._begun())
         self._count += 1
         return batch
 
     def state_dict(self) -> dict[str, Any]:
+        self._begun()
         return {"random": self._random, "epoch": self._epoch, "batches": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -277,7 +333,7 @@ class ResumableIterator(Iterator[list[Any]]):
             self._generator.set_state(state["random"])
         if isinstance(self._share, EpochSampler) and state["epoch"] is not None:
             self._share.load_state_dict(state["epoch"])
-        self._begin()
+        self._batches = None
         for _ in range(state["batches"]):
             next(self)
         self._count = state["batches"]
