@@ -265,7 +265,11 @@ def test_check_names_calls_that_do_not_match(shared_notebook: Notebook, cell: st
     outcome = shared_notebook.fails(f"{top} --check\n{cell}")
     assert words in outcome.traceback
     # The next cell without it has a group that checks nothing.
-    debug = shared_notebook.ok(f"{top}\nimport torch.distributed as dist\nstr(dist.get_debug_level())").result
+    source = dedent(f"""\
+        {top}
+        import torch.distributed as dist
+        str(dist.get_debug_level())""")
+    debug = shared_notebook.ok(source).result
     assert "OFF" in debug
 
 
@@ -353,13 +357,26 @@ def test_a_wait_for_a_rank_that_has_left_ends_by_itself_after_a_minute(shared_no
 )
 def test_lines_of_a_program_that_a_cell_runs_are_its_own(shared_notebook: Notebook, tmp_path: Path, run: str) -> None:
     (tmp_path / "stalls.py").write_text(
-        "import os, torch, torch.distributed as dist\nmodel = torch.nn.Linear(2, 1)\n\n"
-        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "model(torch.ones(1, 2)).sum().backward()\n"
-        "def meet():\n    dist.all_reduce(torch.ones(1))\n"
-        "if os.environ['RANK'] == '0':\n    meet()\nelse:\n    dist.barrier()\n"
+        dedent("""\
+            import os, torch, torch.distributed as dist
+            model = torch.nn.Linear(2, 1)
+
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.ones(1, 2)).sum().backward()
+            def meet():
+                dist.all_reduce(torch.ones(1))
+            if os.environ['RANK'] == '0':
+                meet()
+            else:
+                dist.barrier()
+        """)
     )
-    shared_notebook.ok(f"import os\nhere = os.getcwd()\nos.chdir({str(tmp_path)!r})")
+    shared_notebook.ok(
+        dedent(f"""\
+            import os
+            here = os.getcwd()
+            os.chdir({str(tmp_path)!r})""")
+    )
     outcome = shared_notebook.fails(f"%%distributed --ranks 2 --strategy ddp --hang-timeout 6\n{run}")
     shared_notebook.ok("os.chdir(here)")
     assert "stalls.py, line 4" in outcome.view  # the optimizer's

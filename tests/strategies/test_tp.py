@@ -80,14 +80,19 @@ def test_a_plan_over_the_mesh_gives_what_one_process_gives(book: Notebook) -> No
 @pytest.mark.versions
 def test_two_dimensions_with_4_ranks_are_sharded_and_parallel_and_can_be_saved(book: Notebook) -> None:
     book.ok("alone = build()\nexpected = train(alone, 8)")
-    text = book.ok(
-        "%%distributed --ranks 4 --strategy tp --mesh data=2,model=2 --out out\n"
-        "torch.manual_seed(rank)\nmodel = Net()\nif rank == 0:\n    model.load_state_dict(build().state_dict())\n"
-        "for p in model.parameters():\n    torch.distributed.broadcast(p.data, 0)\n"
-        "model = parallelize_module(model, mesh['model'], PLAN)\nlosses = train(model, 4)\n"
-        "jupyter_distrib.save('both', model=model)\n"
-        "losses, model, local(model.up.weight).numel(), mesh.get_local_rank('data')"
-    ).text
+    cell = dedent("""\
+        %%distributed --ranks 4 --strategy tp --mesh data=2,model=2 --out out
+        torch.manual_seed(rank)
+        model = Net()
+        if rank == 0:
+            model.load_state_dict(build().state_dict())
+        for p in model.parameters():
+            torch.distributed.broadcast(p.data, 0)
+        model = parallelize_module(model, mesh['model'], PLAN)
+        losses = train(model, 4)
+        jupyter_distrib.save('both', model=model)
+        losses, model, local(model.up.weight).numel(), mesh.get_local_rank('data')""")
+    text = book.ok(cell).text
 
     assert "Net sharded: 1/2 of 506 parameters on each rank" in text
     shown = book.ok(
@@ -102,7 +107,11 @@ def test_two_dimensions_with_4_ranks_are_sharded_and_parallel_and_can_be_saved(b
 
 
 def test_without_a_plan_it_is_said_that_all_ranks_do_the_same(book: Notebook) -> None:
-    text = book.ok("%%distributed --ranks 2 --strategy tp\nlosses = train(build(), 8)\nlosses[-1] < losses[0]").text
+    cell = dedent("""\
+        %%distributed --ranks 2 --strategy tp
+        losses = train(build(), 8)
+        losses[-1] < losses[0]""")
+    text = book.ok(cell).text
 
     assert "no parameter of Net is distributed over the mesh, so all ranks do the same" in text
 

@@ -18,6 +18,7 @@ import torch.distributed
 
 from jupyter_distrib.interfaces import identity
 from jupyter_distrib.interfaces.framework import TORCH, DeviceState
+from jupyter_distrib.libraries.setting import when_imported
 from jupyter_distrib.system.private_torch import COMPILER
 from jupyter_distrib.wire import messages as m
 from jupyter_distrib.worker.pytorch import (
@@ -76,6 +77,7 @@ class PyTorch:
         self._device = Device("" if order.visible_devices is None else order.device)
         self.groups = process_group.Rendezvous(order.rank, order.world_size, self._device.make_current)
         process_group.install(self.groups)
+        when_imported(COMPILER, "torch.compile", private.leave_out_of_compiler)
 
     def prepare(self) -> None:
         phase_clock.clock.begin()

@@ -7,8 +7,12 @@ import math
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
-from jupyter_distrib.worker.autoparallel.checks import divergence
+from jupyter_distrib.worker.autoparallel.checks import divergence, states_read, step_counts
+from jupyter_distrib.worker.autoparallel.checks.states_read import StatesRead
+from jupyter_distrib.worker.autoparallel.patches import Patches
+from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
 OURS = [4.0, 1.5, 3.0]
 """Number of elements, sum, and sum of absolute values."""
@@ -65,3 +69,63 @@ def test_a_target_that_cannot_be_read_any_more_is_none() -> None:
     target.add_(1)
     assert divergence._target(changed.grad_fn) is None
     assert divergence._target(hooked.grad_fn) is None
+
+
+@pytest.fixture
+def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All models are sharded."""
+    monkeypatch.setattr(states_read.ownership, "is_sharded", lambda tensor: True)
+
+
+def states_difference(ours: list[int], theirs: list[int]) -> str:
+    """What rank 0 says once rank 1 has ended its cell, if they have read the weights after these steps."""
+    model, board, said = torch.nn.Linear(1, 1), StoreBoard(HashStore()), ""
+    for rank, read in ((1, theirs), (0, ours)):
+        patches, states = Patches(), StatesRead()
+        for step in range(1, 1 + max(ours + theirs)):
+            states.step(patches)
+            if step in read:
+                model.state_dict()
+        patches.undo()
+        said = states.difference(board, rank, 2)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ([8, 24], [8, 16], "after 24 steps on rank 0 and after 16 on rank 1"),
+        ([8], [16], "after 8 steps on rank 0 and after 16 on rank 1"),
+        ([8, 16], [8], ""),
+        ([8, 16], [16], ""),
+        ([8, 24], [16, 24], ""),
+        ([8], [], ""),
+        ([8], [8], ""),
+    ],
+)
+@pytest.mark.usefixtures("sharded")
+def test_ranks_that_have_read_the_weights_after_other_steps_are_found(
+    ours: list[int], theirs: list[int], said: str
+) -> None:
+    found = states_difference(ours, theirs)
+    assert said in found
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.usefixtures("sharded")
+def test_weights_that_are_read_too_often_to_be_recorded_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states_read, "_READINGS", 3)
+    assert states_difference([1, 2, 3, 4], [2, 5]) == ""
+
+
+@pytest.mark.parametrize(
+    ("rate", "other", "text"),
+    [
+        (0.1, 0.2, "0.1 on rank 0 and 0.2 on rank 1"),
+        (0.1, math.nan, "0.1 on rank 0 and nan on rank 1"),
+        (math.nan, math.nan, ""),
+        (0.1, 0.1 + 1e-9, ""),
+    ],
+)
+def test_learning_rates_that_are_no_numbers_are_the_same(rate: float, other: float, text: str) -> None:
+    assert step_counts._rates_apart([rate], [other], 0, 1) == text

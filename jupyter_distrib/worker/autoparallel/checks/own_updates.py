@@ -39,8 +39,8 @@ class OwnUpdates:
         self._last: dict[int, int] = {}
         """The number of the backward pass before which these were last seen to have changed."""
 
-    def look(self, losses: Sequence[torch.Tensor], owned: Iterable[torch.Tensor]) -> None:
-        """Look at a backward pass that is about to begin.
+    def record_leaves(self, losses: Sequence[torch.Tensor], owned: Iterable[torch.Tensor]) -> None:
+        """Record the new leaves of a backward pass that is about to begin.
 
         Args:
             losses: The tensors from which it starts.

@@ -95,7 +95,8 @@ def _differing(one: _Made, other: _Made, rank: int, other_rank: int) -> Differen
 
 def _rates_apart(rates: list[float], other_rates: list[float], rank: int, other_rank: int) -> str:
     for rate, other_rate in zip(rates, other_rates, strict=False):
-        if not math.isclose(rate, other_rate, rel_tol=_RELATIVE):
+        both_nan = math.isnan(rate) and math.isnan(other_rate)
+        if not both_nan and not math.isclose(rate, other_rate, rel_tol=_RELATIVE):
             (low, small), (high, large) = sorted([(rank, rate), (other_rank, other_rate)])
             return f"{small:g} on rank {low} and {large:g} on rank {high}"
     return ""

@@ -38,13 +38,26 @@ def _is_sum(node: Any, samples: int | None, ranks: int, depth: int, divisor: tor
             divisor = private_torch.saved_divisor(node)
         return any(_is_sum(each, samples, ranks, depth - 1, divisor) for each, _ in node.next_functions)
     if private_torch.saved_reduction(node) == _SUM:
-        return not _is_counted(divisor, samples, ranks, None)
+        target = private_torch.saved_target(node)
+        return not _is_counted(divisor, samples, ranks, None if target is None else target.numel())
     sizes = private_torch.summed_sizes(node) if name.startswith("SumBackward") else None
     if sizes is None or _is_of_parameters(node):
         return False
-    if samples and not any(size % samples == 0 for size in sizes):  # a sum over tasks or layers
-        return False
+    if samples and not any(size % samples == 0 for size in (*sizes, *_selected_from(node))):
+        return False  # a sum over tasks or layers
     return not _is_counted(divisor, samples, ranks, math.prod(sizes))
+
+
+def _selected_from(node: Any) -> tuple[int, ...]:
+    """Return the shape from which a sum has selected what it adds up, as in `losses[mask].sum()`; else nothing."""
+    for _ in range(_DEPTH):
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+        name = type(node).__name__
+        if name.startswith("Index"):
+            return private_torch.summed_sizes(node) or ()
+        if not name.startswith(_SCALED):
+            break
+    return ()
 
 
 def _is_counted(divisor: torch.Tensor | None, samples: int | None, ranks: int, elements: int | None) -> bool:

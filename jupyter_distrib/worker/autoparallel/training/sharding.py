@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system import private_torch
-from jupyter_distrib.worker.autoparallel import ownership
+from jupyter_distrib.worker.autoparallel import ownership, traced
 from jupyter_distrib.worker.autoparallel.training import weight_sync
 from jupyter_distrib.worker.autoparallel.training.units import has_forward
 from jupyter_distrib.worker.pytorch import private, randomness
@@ -133,7 +133,7 @@ def shard(root: nn.Module, units: Sequence[nn.Module], plan: ShardingPlan) -> Ne
         if not isinstance(module, FSDPModule):
             policy = MixedPrecisionPolicy() if plan.compute is None else _precision(module, root, plan.compute)
             fully_shard(module, mesh=plan.data, mp_policy=policy, offload_policy=_offload(plan))
-    root.register_forward_hook(_reshard_after_evaluation)
+    root.register_forward_hook(traced.reshard_after_evaluation)
     for module in (*units, root):
         accept_whole_state_dicts(module)
     new_of: New = {id(old): (old, private.own_parameters(module)[name]) for module, name, old in before}
@@ -155,13 +155,6 @@ def _precision(module: nn.Module, root: nn.Module, compute: torch.dtype) -> Mixe
         return MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=compute)
     output = torch.float32 if module is root else None
     return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, output_dtype=output)
-
-
-def _reshard_after_evaluation(root: Any, *_: object) -> None:
-    """Reshard a model after a forward pass without gradients or in eval mode, since FSDP (2.13) keeps its own
-    parameters gathered until a backward pass, and what is done to these is lost. That gathers them again."""
-    if not (torch.is_grad_enabled() and root.training):
-        root.reshard()
 
 
 def place(root: nn.Module, device: torch.device, *, offload: bool) -> None:

@@ -59,7 +59,20 @@ def copy_from_rank_0(tensors: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
         plain = [tensor.detach() for tensor in tensors if tensor.layout is torch.strided]
         if plain:  # as DistributedDataParallel does: pieces for each device and type, two in flight at a time
-            object_collectives.others.copy_from_rank_0(plain, BROADCAST_BYTES)
+            sent = [each if _in_memory(each) is each else each.contiguous() for each in plain]
+            object_collectives.others.copy_from_rank_0(sent, BROADCAST_BYTES)
+            for tensor, copied in zip(plain, sent, strict=True):
+                if copied is not tensor:
+                    own = _in_memory(tensor)
+                    own.copy_(copied[tuple(map(slice, own.shape))])
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of an expanded tensor that lie in memory, each once; any other tensor itself."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def summed(values: tuple[Any, ...]) -> tuple[Any, ...]:
