@@ -21,6 +21,20 @@ def beginning(stream: TextIO) -> str:
     return f"{' ' * columns}\r{_CLEAR_LINE}" if columns else ""
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal. The user may have replaced it by an object with fewer methods."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """Return a text with escapes for the characters that a stream cannot encode, such as one of the locale C."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def replacement(stream: TextIO, before: str) -> str:
     """Return what takes an unfinished line away, so that the next text is in its place; empty where the stream is no
     terminal.
@@ -38,7 +52,7 @@ def replacement(stream: TextIO, before: str) -> str:
 def _columns(stream: TextIO) -> int:
     """Return the width of a terminal that can clear a line; 0 for anything else."""
     try:
-        able = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        able = is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
         return os.get_terminal_size(stream.fileno()).columns if able else 0
     except (OSError, ValueError):  # it has no descriptor, or is closed
         return 0

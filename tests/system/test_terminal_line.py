@@ -17,7 +17,9 @@ from typing import TextIO
 
 import pytest
 
+from jupyter_distrib.kernel.record.terminal_stream import for_terminal
 from jupyter_distrib.kernel.session.pools.waiting_line import WaitingLine
+from jupyter_distrib.kernel.session.runs import prompts
 from jupyter_distrib.system import terminal_line
 
 COLUMNS = 40
@@ -104,6 +106,28 @@ def test_nothing_is_added_where_there_is_no_terminal(monkeypatch: pytest.MonkeyP
     line.say("Waiting: start: short")
     line.end()
     assert sys.stdout.getvalue() == "Waiting: start: longer\rWaiting: start: short \n"  # type: ignore[attr-defined]
+
+
+class Written:
+    """What has only the methods that `print` needs, as given to `contextlib.redirect_stdout`."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None: ...
+
+
+def test_what_can_only_be_written_to_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Written()
+    monkeypatch.setattr("sys.stdout", written)
+    WaitingLine().say("Waiting: start")
+    print(for_terminal("\x1b]0;title\x07", sys.stdout))
+    assert written.text == "Waiting: start\x1b]0;title\x07\n"
+    monkeypatch.setattr("sys.stdin", written)
+    assert prompts.terminal() == "this program has no terminal"
 
 
 SCRIPT = """

@@ -29,7 +29,7 @@ from jupyter_distrib.serialization.tensors import Tensors
 from jupyter_distrib.system import call_parts
 from jupyter_distrib.system.data_class import data_class
 from jupyter_distrib.system.formatting import size
-from jupyter_distrib.system.nested_code import codes_in, names_in
+from jupyter_distrib.system.nested_code import codes_in, names_in, read_globals
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -75,6 +75,11 @@ class PackedInputs:
         attributes."""
         functions = [item for item in self.packed.sent if isinstance(item, FunctionType)]
         return set().union(*(names_in(function.__code__) for function in functions))
+
+    def globals_in_code(self) -> set[str]:
+        """Return the globals and builtins that the notebook's travelling functions look up, without attributes."""
+        functions = [item for item in self.packed.sent if isinstance(item, FunctionType)]
+        return set().union(*(read_globals(function.__code__) for function in functions))
 
     def texts_in_code(self) -> str:
         """Return the strings in the notebook's travelling functions, which may be code for `eval` or `exec`."""

@@ -356,7 +356,9 @@ def _parts(value: object) -> Iterator[object]:
 
 def _called(value: Any) -> object:
     """Return the function that a method, a partial, a decorated or a cached function calls; others as they are."""
-    while True:
+    seen = set[int]()
+    while id(value) not in seen:
+        seen.add(id(value))
         cls = type(value)
         if cls is partial:
             value = value.func
@@ -368,6 +370,7 @@ def _called(value: Any) -> object:
             value = inner
         else:
             return value
+    return value  # it wraps itself
 
 
 def _home(value: object) -> str:

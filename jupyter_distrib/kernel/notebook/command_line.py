@@ -7,6 +7,7 @@ The agent and its forkserver stay for a while, so the ranks of the next script s
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import shlex
 import sys
@@ -38,6 +39,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def status_of(words: list[str]) -> int:
     """Run the command. Return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it: logs may hold any characters
     name = next(iter(words), "")
     if name not in ("run", *shell_runs.USAGE, *HELP):
         print(USAGE + OTHERS, file=sys.stderr)
@@ -64,8 +67,18 @@ def status_of(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Run a script, a module or a declared run. Return its exit status: 0, or that of a dry run. Raises what the
-    script raises."""
+    """Run a script, a module or a declared run, and print why it has not been saved, if it has not. Return its exit
+    status: 0, or that of a dry run. Raises what the script raises."""
+    try:
+        return _run_named(words)
+    finally:
+        history = session.current().history_writer
+        history.flush()
+        if sentence := history.unreported():
+            print(f"jupyter distrib: {sentence}", file=sys.stderr)
+
+
+def _run_named(words: list[str]) -> int:
     options, (path, *arguments) = session.current().settings.command(words)
     if path.endswith(".toml"):
         from jupyter_distrib.kernel.notebook import declared_run

@@ -37,6 +37,7 @@ from jupyter_distrib.kernel.settings.keywords import from_keywords, in_call, wit
 from jupyter_distrib.kernel.settings.option_keywords import OptionKeywords
 from jupyter_distrib.kernel.settings.settings import CellOptions, Settings
 from jupyter_distrib.system import call_parts, file_owner, formatting, importable, interrupts, process_environment
+from jupyter_distrib.system.nested_code import undecorated
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -379,7 +380,7 @@ def _packed(inputs: tuple[Input, ...], **how: Any) -> inputs_module.PackedInputs
 def _awaited(function: Any) -> str:
     """Return `await ` for a coroutine function, whose call on a rank is awaited there; else an empty string."""
     function = getattr(function, "function", function) if isinstance(function, DistributedFunction) else function
-    called = inspect.unwrap(function) if callable(function) else function
+    called = undecorated(function) if callable(function) else function
     is_coroutine = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(getattr(called, "__call__", None))  # noqa: B004
     return "await " if is_coroutine else ""
 
@@ -496,8 +497,8 @@ _RELOAD = (
 
 @functools.cache
 def _watch_the_end(pid: int) -> None:
-    """Have a script that ends before a run which it has submitted say so."""
-    atexit.register(_tell_of_dropped, pid)
+    """Have a script report the submitted runs that it does not wait for when it ends."""
+    atexit.register(_warn_of_dropped, pid)
 
 
 def _warn_of_dropped(pid: int) -> None:

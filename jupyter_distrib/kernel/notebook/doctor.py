@@ -252,12 +252,12 @@ def _settings(session: Session) -> Iterator[Finding]:
 
 def _machines(session: Session) -> Iterator[Finding]:
     """Yield findings on machines that pools have started and that may cost something."""
-    with suppress(DistributedError):
-        for each in machines.statuses(session.settings):
-            if each.state != "ended":
-                cost = f", {each.cost:.2f} so far" if each.price else ""
-                text = f"{each.pool or each.down}: {each.text}{cost}"
-                yield Finding(topic="machines", text=text, advice=each.problem)
+    settings, _ = session.choices.readable_settings()
+    for each in machines.statuses(settings):
+        if each.state != "ended":
+            cost = f", {each.cost:.2f} so far" if each.price else ""
+            text = f"{each.pool or each.down}: {each.text}{cost}"
+            yield Finding(topic="machines", text=text, advice=each.problem)
 
 
 def _pool(session: Session) -> Iterator[Finding]:

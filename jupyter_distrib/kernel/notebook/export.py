@@ -38,6 +38,7 @@ from jupyter_distrib.kernel.session.runs.program import Program, is_literal
 from jupyter_distrib.kernel.session.runs.run import Run
 from jupyter_distrib.kernel.settings.available import for_strategy
 from jupyter_distrib.system import record_file
+from jupyter_distrib.system.nested_code import undecorated
 from jupyter_distrib.system.record_file import DamagedFile
 
 _RANK_NAMES = {
@@ -230,7 +231,7 @@ class _Script:
             case ModuleType():
                 self.imports[name], self.modules[name] = _import(value, name), value
             case DistributedFunction():
-                self._define(name, inspect.unwrap(value))
+                self._define(name, undecorated(value))
             case FunctionType() | type():
                 self._define(name, value)
             case _ if value is _MISSING:
@@ -263,7 +264,7 @@ class _Script:
                 self.refused[name] = f"it is {value.__qualname__} of {value.__module__}"
             return
         of_own_name = self._value(own)
-        if name != own and inspect.unwrap(of_own_name) is value:  # type: ignore[arg-type]  # any object will do
+        if name != own and undecorated(of_own_name) is value:
             self._add(own)
             self.definitions.append(f"{name} = {own}")
             return
@@ -433,7 +434,7 @@ def _renamed(source: str, name: str) -> str:
 def _class_text(value: type, cells: object) -> str:
     """Return the source of a notebook's class, which Python looks for in a file. Raises `OSError`."""
     for item in vars(value).values():
-        code = getattr(inspect.unwrap(getattr(item, "__func__", item)), "__code__", None)
+        code = getattr(undecorated(item), "__code__", None)
         if code is None:
             continue
         lines = linecache.getlines(code.co_filename)

@@ -16,7 +16,6 @@ text (`kernel/views/html.py`, `kernel/views/text.py`) without a widget, which a 
 from __future__ import annotations
 
 import importlib.util
-import os
 import queue
 import sys
 import threading
@@ -32,7 +31,7 @@ from jupyter_distrib.kernel.record.record import RunRecord
 from jupyter_distrib.kernel.session.runs.run import Run, View
 from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.kernel.views import text as text_view
-from jupyter_distrib.system import interrupts, terminal_line
+from jupyter_distrib.system import interrupts, process_environment, terminal_line
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:  # a cell that shows nothing needs none of them
@@ -98,8 +97,10 @@ class CellDisplay:
 
     def put(self, bundle: dict[str, Any], *, settled: bool, more: dict[str, Any] | None = None) -> None:
         """Replace the shown bundle by this one, unless it is empty or equal; `more` is its metadata."""
+        if not bundle:
+            return
         metadata = {**cell_outputs.marked(self.view, settled=settled), **(more or {})}
-        if not bundle or (bundle, metadata) == (self.data, self.metadata):
+        if (bundle, metadata) == (self.data, self.metadata):
             return
         self.data, self.metadata = bundle, metadata
         if self._handle is None:
@@ -338,7 +339,8 @@ class LiveView(View):
 def _say(text: str) -> None:
     """Print a text in lines of its own, and with its newline in one piece: between the two that `print` writes to an
     unbuffered stream, another thread or process may write."""
-    sys.stdout.write(f"{terminal_line.beginning(sys.stdout)}{text}\n")
+    shown = terminal_line.encodable(text, sys.stdout)
+    sys.stdout.write(f"{terminal_line.beginning(sys.stdout)}{shown}\n")
     sys.stdout.flush()
 
 
@@ -354,11 +356,12 @@ def route() -> str:
     shell = get_ipython()
     if shell is None or not hasattr(shell, "kernel"):
         return "terminal"
-    if cell_outputs.cell_id(shell):
-        way = "widget" if cell_outputs.shows_widgets(shell) else "html"
+    variables = process_environment.present()
+    if cell := cell_outputs.cell_id(shell):
+        way = "widget" if cell_outputs.shows_widgets(cell) else "html"
     else:
-        way = "lines" if cell_outputs.has_keyboard(shell) and not os.environ.get(COLAB) else "html"
-    chosen = os.environ.get(CHOICE)
+        way = "lines" if cell_outputs.has_keyboard(shell) and not variables.get(COLAB) else "html"
+    chosen = variables.get(CHOICE)
     wanted = chosen if chosen in ("widget", "html", "lines") else way
     return "html" if wanted == "widget" and not importlib.util.find_spec("anywidget") else wanted
 

@@ -37,6 +37,7 @@ from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings.cell_options import Options
 from jupyter_distrib.kernel.settings.settings import CellOptions
 from jupyter_distrib.kernel.sidebar import cell_outputs
+from jupyter_distrib.options import split_words
 from jupyter_distrib.system import interrupts, open_files
 
 if TYPE_CHECKING:  # what few cells need is imported where they need it
@@ -95,7 +96,7 @@ class CellMagics(Magics):
         return setup_cell.run(current, self.shell, line, captured)
 
     def _run(self, line: str, cell: str) -> Any:
-        if "--help" in line.split():
+        if "--help" in line and "--help" in split_words(line):
             return print(_help())
         current = session.current()
         options = current.settings.options(line)

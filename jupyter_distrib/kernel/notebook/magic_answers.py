@@ -39,13 +39,19 @@ from jupyter_distrib.system.formatting import rank_list
 from jupyter_distrib.wire import messages as m
 
 FLAME_S = 5.0
+_WITHOUT_FILES = ("list", "stop", "down")
+"""The actions of `%distributed_pool` that work while the settings files cannot be read."""
 
 
 def change_pools(line: str) -> PoolTable:
     """Execute a line of `%distributed_pool`, and return the pools as they are afterwards."""
     current = session.current()
-    settings = current.settings
+    settings, trouble = current.choices.readable_settings()
     of_kinds = pool_definitions.of_kinds(settings.kinds, settings.strategies)
+    if trouble and (split_words(line) or _WITHOUT_FILES)[0] not in _WITHOUT_FILES:
+        settings = current.settings  # raises the reason
+    elif trouble:
+        print(trouble)
     request = magic_requests.parse_pool(line, pools=tuple(settings.pools), of_kinds=of_kinds)
     for text in current.choices.unannounced(settings) if request.action != "trust" else ():
         print(text)
@@ -74,7 +80,7 @@ def _saying_what_ends(current: Session, pool: str) -> Iterator[None]:
 
 
 def _change(current: Session, request: PoolRequest, name: str) -> None:
-    settings, pools = current.settings, current.pools
+    pools = current.pools
     match request.action:
         case "list":
             pass
@@ -82,7 +88,7 @@ def _change(current: Session, request: PoolRequest, name: str) -> None:
             current.choices.use(request.name)
             current.changed()
         case "add":
-            pools.add_pool(pool_definitions.add(settings, name, request.kind or "", request.values))
+            pools.add_pool(pool_definitions.add(current.settings, name, request.kind or "", request.values))
         case "remove":
             pools.remove_pool(name)
         case "start":
@@ -114,7 +120,7 @@ def find_runs(line: str) -> RunList | Comparison:
     """Return the runs requested by a line: `lr ddp`, `12`, `diff 12 15`. Raises `DistributedError`."""
     current = session.current()
     current.history_writer.flush()
-    saved_runs.save_lost(current.settings)
+    saved_runs.save_lost(current.choices.readable_settings()[0])
     words = split_words(line)
     first, names = "".join(words[:1]), words[1:]
     if first == "diff":

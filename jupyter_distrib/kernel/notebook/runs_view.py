@@ -32,7 +32,7 @@ from jupyter_distrib.kernel.sidebar import bridge, cell_outputs
 from jupyter_distrib.kernel.views import run_table
 from jupyter_distrib.kernel.views.drawing import Drawing
 from jupyter_distrib.kernel.views.run_table import RunRow
-from jupyter_distrib.system import formatting, interrupts
+from jupyter_distrib.system import formatting, interrupts, terminal_line
 from jupyter_distrib.wire import messages as m
 
 if TYPE_CHECKING:
@@ -195,7 +195,8 @@ class RunsView(Observer):
             self._printed.add(run.id)
             row = row_of(run)
             parts = (f"[{run.id.rpartition('-')[2]}]", row.label, row.state, *row.status()[1:])
-            sys.stdout.write("  ".join(filter(None, parts)) + "\n")  # in one piece, since another thread may print
+            line = terminal_line.encodable("  ".join(filter(None, parts)), sys.stdout)
+            sys.stdout.write(f"{line}\n")  # in one piece, since another thread may print
             sys.stdout.flush()
 
 

@@ -64,12 +64,14 @@ class Status:
     """The machines of this user that pools have started."""
     damage: str
     """A sentence on unreadable entries of detached runs; empty if there are none."""
+    trouble: str
+    """A sentence on settings files that cannot be read now; empty if they can."""
 
     @classmethod
     def of(cls, session: Session) -> Status:
         """Return the status from the answers of all used pools. Raises `PoolError` if a pool does not answer."""
-        settings, connections = session.settings, session.pools.connections
-        used = list(connections) or [session.pools.connect(settings.pool)]
+        (settings, trouble), connections = session.choices.readable_settings(), session.pools.connections
+        used = list(connections) or ([] if trouble else [session.pools.connect(settings.pool)])
         pools = tuple(pool_status(connection, session) for connection in used)
         return cls(
             pool=settings.pool,
@@ -83,6 +85,7 @@ class Status:
             detached=detached_elsewhere(session),
             machines=machines.statuses(settings),
             damage=detached.damage(),
+            trouble=trouble,
         )
 
     @property
@@ -128,6 +131,8 @@ class Status:
                 f"{size(self.cache_bytes)} of memory hold values that are not sent again while they do not change."
             )
         problems = [f"MACHINES of {each.pool or each.down}: {each.problem}" for each in self.machines if each.problem]
+        if self.trouble:
+            problems.append(self.trouble)
         return [*problems, *head, *stalls, *self.kept, *filter(None, [self.damage])]
 
     def __repr__(self) -> str:
@@ -146,7 +151,7 @@ class PoolTable:
 
     @classmethod
     def of(cls, session: Session) -> PoolTable:
-        settings = session.settings
+        settings, _ = session.choices.readable_settings()
         rows = []
         for pool in session.usable_pools(settings):
             name = pool.name

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 MOST_RUNS = 10_000
 
+_BY_TEXT = frozenset({"globals", "locals", "vars", "eval", "exec", "__main__"})
+"""Names with which code reads others that it may put together as it runs."""
+
 Configuration = dict[str, Any]
 
 
@@ -95,8 +98,12 @@ def unread(captured: Captured, configuration: Configuration, pack: Callable[[tup
     """
     read = captured.reads | {item.name for item in captured.inputs}
     names = [name for name in configuration if name not in read]
+    if not _BY_TEXT.isdisjoint(read | captured.imports):
+        return ""
     if names:
         packed = pack(inputs_with(captured, configuration))
+        if not _BY_TEXT.isdisjoint(packed.globals_in_code()):
+            return ""
         in_code, texts = packed.names_in_code(), packed.texts_in_code()
         names = [name for name in names if name not in in_code and not re.search(rf"\b{name}\b", texts)]
     if not names:

@@ -21,6 +21,7 @@ from typing import NamedTuple, TextIO
 
 from jupyter_distrib.libraries import tqdm
 from jupyter_distrib.system.data_class import data_class
+from jupyter_distrib.system.terminal_line import is_terminal
 
 LINE_CHARACTERS = 4000
 """The length at which a line is cut, with a note on the rest: a line may be 100 MB long."""
@@ -291,7 +292,7 @@ def without_codes(text: str) -> str:
 def for_terminal(text: str, stream: TextIO) -> str:
     """Return a text as it is or, if the stream is a terminal, without codes other than those of colours, which could
     set the terminal's title or fill its clipboard, and with other control characters visible."""
-    if not stream.isatty():
+    if not is_terminal(stream):
         return text
     pieces = [piece if _COLOURS.fullmatch(piece) else _CODE.sub("", piece) for piece in _COLOURS.split(text)]
     return "".join(piece if piece.startswith("\x1b") else _CONTROL_OF_TEXT.sub(_escaped, piece) for piece in pieces)

@@ -7,10 +7,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.errors import PoolError
 from jupyter_distrib.kernel.session.session import Session
 from jupyter_distrib.kernel.settings.settings import NamedPool, Settings
 from jupyter_distrib.pools.machines import options as machine_options
@@ -87,10 +86,9 @@ def statuses(settings: Settings) -> tuple[MachineStatus, ...]:
 
 
 def as_dicts(session: Session) -> list[dict[str, Any]]:
-    """Return the same as JSON can carry it; nothing while a settings file has an error."""
-    with suppress(DistributedError):
-        return [{"machines": each.pool, **m.fields_of(each)} for each in statuses(session.settings)]
-    return []
+    """Return the same as JSON can carry it."""
+    settings, _ = session.choices.readable_settings()
+    return [{"machines": each.pool, **m.fields_of(each)} for each in statuses(settings)]
 
 
 def of_pool(pool: NamedPool) -> str:
@@ -150,7 +148,7 @@ def _ask_for_end(machine: Machine, name: str) -> None:
 
 
 def _machine(session: Session, name: str) -> Machine:
-    pool = session.settings.pools[name]
+    pool = session.choices.readable_settings()[0].pools[name]
     session.choices.check_trusted(pool)
     if "up" not in pool.options:
         raise PoolError(f"the pool {name} starts no machines: it has no option `up`.")

@@ -222,7 +222,8 @@ class Options:
         default="a quarter of /dev/shm or of the free memory, whichever is less")
     track: tuple[str, ...] = _declared(
         (), "--track", "NAMES", "record the run in these experiment trackers: {trackers}; or `none`",
-        read=_trackers, default="those that the code uses or that have a run open in the notebook", repeatable=True)
+        read=_trackers, repeatable=True,
+        default="the trackers that the code uses or that have a run open in the notebook")
     sweep: dict[str, str] = field(default_factory=dict, metadata={"option": Option(
         flag="--sweep", metavar="NAME=VALUES",
         meaning="run the cell once for each value, such as lr=[1e-3,1e-2], as many at once as the pool has room for; "

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jupyter_distrib.errors import PoolError
+from jupyter_distrib.errors import OptionsError, PoolError
 from jupyter_distrib.kernel.settings import config_files, find_files
 from jupyter_distrib.kernel.settings.cell_options import GroupSize, Options
 from jupyter_distrib.kernel.settings.find_files import FilesState
-from jupyter_distrib.kernel.settings.settings import BUILT_IN, NOTEBOOK, SIDEBAR, NamedPool, Settings
-from jupyter_distrib.system import paths
+from jupyter_distrib.kernel.settings.settings import BUILT_IN, NOTEBOOK, SIDEBAR, NamedPool, Settings, without_files
+from jupyter_distrib.system import paths, process_environment
 from jupyter_distrib.system.data_class import data_class
 
 
@@ -58,6 +58,25 @@ class Choices:
             self._chosen = settings, choices, self._applied_to(settings)
         return self._chosen[2]
 
+    @property
+    def last_settings(self) -> Settings:
+        """The settings that the last cell had, without a look at the files: those of now if nothing has run yet. Raises
+        `OptionsError`."""
+        return self.settings if self._chosen is None else self._chosen[2]
+
+    def readable_settings(self) -> tuple[Settings, str]:
+        """Return the settings as they are now and an empty string; while the files cannot be read, the last settings,
+        or those without files, and a sentence that says so and why."""
+        try:
+            return self.settings, ""
+        except OptionsError as error:
+            from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
+
+            if self._chosen is None:
+                built_in = self._applied_to(without_files(POOLS, STRATEGIES))
+                return built_in, f"Only the built-in pools are known, and those of this notebook: {error}"
+            return self._chosen[2], f"The settings are the last that could be read: {error}"
+
     def _applied_to(self, settings: Settings) -> Settings:
         if self.added:
             settings = replace(settings, pools=settings.pools | self.added)
@@ -72,7 +91,8 @@ class Choices:
         return replace(settings, pools=pools | sized) if sized else settings
 
     def _from_files(self) -> Settings:
-        state = find_files.state(paths.home())
+        variables = process_environment.present()
+        state = find_files.state(paths.home(variables), variables)
         if self._loaded is None or self._loaded[0] != state:
             from jupyter_distrib.kernel.settings.available import POOLS, STRATEGIES
 

@@ -69,7 +69,7 @@ def load(kinds: Declared, strategies: Declared, *, directory: str | None = None)
     Raises:
         OptionsError: It says in one sentence what is wrong, with the file and the line.
     """
-    state = find_files.state(paths.home(), directory=directory)
+    state = find_files.state(paths.home(), os.environ, directory=directory)
     settings = replace(without_files(kinds, strategies), ignored=state.ignored)
     for file in state.files:
         settings = _over(settings, file)

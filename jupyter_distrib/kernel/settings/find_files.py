@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -53,7 +54,7 @@ class FilesState(NamedTuple):
     """A key for the user's trust; None if it does not matter here."""
 
 
-def state(home: str, *, directory: str | None = None) -> FilesState:
+def state(home: str, variables: Mapping[str, str], *, directory: str | None = None) -> FilesState:
     """Return a key for `config_files.load`, whose result is the same for equal keys. Raises `OptionsError`.
 
     Args:
@@ -63,17 +64,19 @@ def state(home: str, *, directory: str | None = None) -> FilesState:
     """
     try:
         folder = directory or present_folder()
-        path = user_file(home)
-        reason = reason_against_users(path)
-        user = None if reason else _file(path, of_project=False)
+        path = user_file(home, variables)
+        user = _file(path, of_project=False)
+        reason = "" if user is None else reason_against_users(path, variables)
         project, ignored = _project_file(folder, home)
+        if variables.get(paths.LOG_VARIABLE) and (text := paths.reason_against_logs()):
+            ignored = (*ignored, printable(text))
     except OSError as error:  # the folder is gone, or a file is being replaced
         raise OptionsError(f"the settings files cannot be searched for: {error}") from None
     return FilesState(
         folder=folder,
-        files=tuple(filter(None, (user, project))),
+        files=tuple(filter(None, (None if reason else user, project))),
         ignored=(*((printable(f"{path} is not read, since {reason}."),) if reason else ()), *ignored),
-        environment=tuple(map(os.environ.get, VARIABLES)),
+        environment=tuple(map(variables.get, VARIABLES)),
         trusted=None if project is None else trust_state(),
     )
 
@@ -88,12 +91,13 @@ def present_folder() -> str:
         ) from None
 
 
-def user_file(home: str = "") -> str:
+def user_file(home: str = "", variables: Mapping[str, str] | None = None) -> str:
     """Return the path of the user's file with pools, which need not exist; `home` is looked up if it is empty. Raises
     `OptionsError`."""
-    chosen = os.environ.get("JUPYTER_DISTRIB_CONFIG")
+    variables = os.environ if variables is None else variables
+    chosen = variables.get("JUPYTER_DISTRIB_CONFIG")
     if not chosen:
-        base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home or paths.home(), ".config")
+        base = variables.get("XDG_CONFIG_HOME") or os.path.join(home or paths.home(), ".config")
         return os.path.join(base, "jupyter_distrib", "pools.toml")
     path = os.path.expanduser(chosen)
     if not os.path.isfile(path):
@@ -101,10 +105,10 @@ def user_file(home: str = "") -> str:
     return path
 
 
-def reason_against_users(path: str) -> str:
+def reason_against_users(path: str, variables: Mapping[str, str] | None = None) -> str:
     """Return the reason why the user's file is not read; empty without one. Its pools run commands as this user, and
     XDG_CONFIG_HOME may be left over from another user, as after `su`. JUPYTER_DISTRIB_CONFIG is a choice."""
-    if os.environ.get("JUPYTER_DISTRIB_CONFIG"):
+    if (os.environ if variables is None else variables).get("JUPYTER_DISTRIB_CONFIG"):
         return ""
     try:
         info, others = os.stat(path), writers(path)

@@ -57,7 +57,12 @@ def test_an_empty_cell_needs_nothing(body: str) -> None:
 
 def test_an_input_says_its_value_its_line_and_why_it_travels() -> None:
     model = object()
-    (read, perhaps) = taken("x = 1\nmodel(x)\ndef f():\n  return lr", {"model": model, "lr": 0.1, "unused": 1}).inputs
+    cell = dedent("""\
+        x = 1
+        model(x)
+        def f():
+          return lr""")
+    (read, perhaps) = taken(cell, {"model": model, "lr": 0.1, "unused": 1}).inputs
     assert (read.name, read.line, read.certain, read.reason) == ("model", 3, True, "read on line 3")
     assert read.value is model
     assert (perhaps.name, perhaps.line, perhaps.certain, perhaps.reason) == ("lr", 5, False, "perhaps read on line 5")
@@ -107,7 +112,11 @@ def test_a_name_that_nobody_has_is_missing_with_its_line() -> None:
 
 
 def test_defines_lists_what_the_cell_binds_in_order() -> None:
-    assert taken("b = 1\nimport os.path\ndef a(): c = 1").defines == ("b", "os", "a")
+    cell = dedent("""\
+        b = 1
+        import os.path
+        def a(): c = 1""")
+    assert taken(cell).defines == ("b", "os", "a")
 
 
 # Names in texts

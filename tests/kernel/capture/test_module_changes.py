@@ -186,6 +186,20 @@ def test_a_change_is_said_whatever_leads_to_the_module(modules: dict[str, Any], 
     assert "own_config.LR was changed" in "".join(said(changes, modules, "held", "held"))
 
 
+@pytest.mark.parametrize("wraps", ["held", "Callable(held)", "functools.partial(held)"])
+def test_a_callable_that_wraps_itself_is_looked_at_once(modules: dict[str, Any], wraps: str) -> None:
+    source = f"""\
+        import functools, own_config
+        class Callable:
+            def __init__(self, wrapped): self.__wrapped__ = wrapped
+            def __call__(self): pass
+        held = Callable(None)
+        held.__wrapped__ = {wraps}"""
+    ran(modules, dedent(source))
+
+    assert said(ModuleChanges(), modules, "held()", "held") == []
+
+
 def test_what_has_no_effect_is_not_said(modules: dict[str, Any]) -> None:
     changes = ModuleChanges()
     ran(modules, "import own_config, torch.nn as nn", "own_config.LR = 3; own_config.LR = 1; own_config.count()")

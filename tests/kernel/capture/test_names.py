@@ -200,11 +200,20 @@ def test_annotations_are_read_unless_they_are_lazy(program: str) -> None:
 
 
 def test_annotations_inside_a_function_are_never_read() -> None:
-    assert needs("def f():\n  a: T = b\n  a\nf()") == "b"
+    cell = dedent("""\
+        def f():
+          a: T = b
+          a
+        f()""")
+    assert needs(cell) == "b"
 
 
 def test_an_annotation_without_a_value_makes_a_local_in_a_function() -> None:
-    assert needs("def f():\n  a: int\n  return a") == ""
+    cell = dedent("""\
+        def f():
+          a: int
+          return a""")
+    assert needs(cell) == ""
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
@@ -238,7 +247,14 @@ def test_a_module_that_works_needs_nothing_for_certain(module: ModuleType) -> No
 
 
 def test_a_need_tells_the_first_line_that_reads_it() -> None:
-    needs_ = names("x = 1\ndef f():\n  return (\n    a)\na\n").needs
+    cell = dedent("""\
+        x = 1
+        def f():
+          return (
+            a)
+        a
+    """)
+    needs_ = names(cell).needs
     assert [(need.name, need.line, need.certain) for need in needs_] == [("a", 4, True)]
 
 

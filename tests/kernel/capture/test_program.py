@@ -89,7 +89,11 @@ def test_plain_python_is_not_translated() -> None:
     def unwanted(_: str) -> str:
         raise AssertionError
 
-    assert taken("x = '!ls'\nif x:\n  pass", transform=unwanted).missing == ()
+    cell = dedent("""\
+        x = '!ls'
+        if x:
+          pass""")
+    assert taken(cell, transform=unwanted).missing == ()
 
 
 @pytest.mark.parametrize(

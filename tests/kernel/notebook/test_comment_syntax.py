@@ -50,10 +50,11 @@ def book(shared_notebook: Notebook) -> Notebook:
 
 
 def test_the_comment_does_what_the_magic_does(book: Notebook) -> None:
-    assert (
-        book.ok("# distributed: --ranks 2\nprint('here')\nrank").result
-        == book.ok("%%distributed --ranks 2\nrank").result
-    )
+    cell = dedent("""\
+        # distributed: --ranks 2
+        print('here')
+        rank""")
+    assert book.ok(cell).result == book.ok("%%distributed --ranks 2\nrank").result
 
 
 def test_a_cell_that_begins_with_a_comment_is_distributed(book: Notebook) -> None:
@@ -73,7 +74,11 @@ def test_errors_name_the_front_ends_lines(book: Notebook) -> None:
 
 
 def test_inside_a_distributed_cell_it_is_a_comment(book: Notebook) -> None:
-    assert "0" in book.ok("%%distributed --ranks 2\n# distributed: --ranks 3\nrank").result
+    cell = dedent("""\
+        %%distributed --ranks 2
+        # distributed: --ranks 3
+        rank""")
+    assert "0" in book.ok(cell).result
 
 
 def test_a_wrong_option_is_said_as_for_the_magic(book: Notebook) -> None:

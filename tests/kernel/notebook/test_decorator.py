@@ -872,9 +872,11 @@ def test_the_group_is_there_with_ddp_and_only_then(book: Notebook) -> None:
     body = "import torch.distributed as dist\ndist.is_initialized() and (dist.get_backend(), dist.get_world_size())"
 
     assert book.ok(DDP + body).result == "ranks 0-1: ('gloo', 2)"
-    assert book.ok("%%distributed --ranks 2\nimport torch.distributed as dist\ndist.is_initialized()").result == (
-        "ranks 0-1: False"
-    )
+    cell = dedent("""\
+        %%distributed --ranks 2
+        import torch.distributed as dist
+        dist.is_initialized()""")
+    assert book.ok(cell).result == "ranks 0-1: False"
     assert book.ok(DDP + body).result == "ranks 0-1: ('gloo', 2)"
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from jupyter_distrib.errors import OptionsError, PoolError, page
+from jupyter_distrib.errors import PoolError, page
 from jupyter_distrib.kernel.history import run_files
 from jupyter_distrib.kernel.history.saved_run import SavedRun
 from jupyter_distrib.kernel.notebook import doctor
 from jupyter_distrib.kernel.notebook.doctor import Finding, Report
+from jupyter_distrib.kernel.session.session import Session
 from tests.notebook import Notebook
 
 
@@ -98,40 +98,25 @@ def test_another_word_is_refused(shared_notebook: Notebook) -> None:
     assert shared_notebook.fails("%distributed_status --docter").ename == "OptionsError"
 
 
-class DeadSession:
-    settings = SimpleNamespace(pools={"local": SimpleNamespace(options={})}, pool="local", ignored=())
-
-    @property
-    def pools(self) -> DeadSession:
-        return self
-
-    def usable_pools(self, settings: object) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name="local")]
-
-    def connect(self, pool: str) -> None:
+def test_a_pool_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def connect(pool: str) -> None:
         raise PoolError("the agent did not start: no space left on device.")
 
-
-def test_a_pool_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    report = Report.of(DeadSession(), None)  # type: ignore[arg-type]
+    session = Session()
+    monkeypatch.setattr(session.pools, "connect", connect)
+    report = Report.of(session, None)
     assert not report.ok
     assert "-> the agent did not start: no space left on device." in repr(report)
     assert page("errors", "poolerror") in repr(report)
     assert "lines as they come" in repr(report)
 
 
-class UnreadSession:
-    """A session whose settings file is wrong."""
-
-    @property
-    def settings(self) -> None:
-        raise OptionsError("jupyter_distrib.toml, line 2: there is no such key.")
-
-
 def test_a_settings_file_that_is_wrong_is_one_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    report = Report.of(UnreadSession(), None)  # type: ignore[arg-type]
+    (tmp_path / "pools.toml").write_text("\nwrong = 1\n")
+    monkeypatch.setenv("JUPYTER_DISTRIB_CONFIG", str(tmp_path / "pools.toml"))
+    report = Report.of(Session(), None)
     assert [finding.topic for finding in report.findings if "line 2" in finding.advice] == ["settings"]
 
 

@@ -81,6 +81,12 @@ def test_help_is_printed_for_whoever_asks_as_in_a_shell(book: Notebook) -> None:
     assert "before its first cell" in book.ok("%%distributed_setup --help\n1 / 0").stdout
 
 
+def test_a_value_or_a_comment_with_the_word_help_asks_for_none(book: Notebook) -> None:
+    line = "%%distributed --ranks 1 --env 'X=a --help b'  # or --help"
+
+    assert book.ok(f"{line}\nimport os\nos.environ['X']").result == "rank 0: 'a --help b'"
+
+
 @pytest.mark.parametrize("magic", ["%%distributed", "%%distrib"])
 def test_the_tab_key_offers_options_and_nothing_else(book: Notebook, magic: str) -> None:
     assert completions(book, f"{magic} --str") == ["--strategy"]
@@ -243,7 +249,11 @@ def test_what_cannot_be_sent_is_named_with_its_path_and_line(
 def test_what_cannot_be_sent_is_left_out_if_the_cell_may_do_without_it(book: Notebook) -> None:
     book.ok("guard = (i for i in ())")
 
-    assert book.ok(ON_TWO + "def unused():\n    return guard\n5").result == "ranks 0-1: 5"
+    body = dedent("""\
+        def unused():
+            return guard
+        5""")
+    assert book.ok(ON_TWO + body).result == "ranks 0-1: 5"
 
 
 @pytest.mark.slow
@@ -341,9 +351,12 @@ def test_nothing_that_was_captured_is_held_after_the_run(book: Notebook) -> None
     )
     book.ok(ON_TWO + "big.sum().item(), type(thing).__name__;")
 
-    assert book.ok(
-        "seen = weakref.ref(big), weakref.ref(thing)\ndel big, thing\ngc.collect()\n[s() for s in seen]"
-    ).result == ("[None, None]")
+    cell = dedent("""\
+        seen = weakref.ref(big), weakref.ref(thing)
+        del big, thing
+        gc.collect()
+        [s() for s in seen]""")
+    assert book.ok(cell).result == "[None, None]"
 
 
 # ---------------------------------------------------------------------------------------------------- the view

@@ -202,7 +202,11 @@ def test_another_pool_can_be_used(book: Notebook) -> None:
     try:
         assert re.search(r"^inline +inline +yes", book.ok("%distributed_pool use inline").result, re.MULTILINE)
         assert book.ok("import os\nmine = os.getpid()").status == "ok"
-        assert book.ok("%%distributed --ranks 2\nimport os\nos.getpid() == mine").result == "ranks 0-1: True"
+        cell = dedent("""\
+            %%distributed --ranks 2
+            import os
+            os.getpid() == mine""")
+        assert book.ok(cell).result == "ranks 0-1: True"
     finally:
         book.ok("%distributed_pool stop inline")
         book.ok("%distributed_pool use local")

@@ -66,9 +66,11 @@ def test_sync_installs_what_is_missing_and_says_so(book: Notebook, home: Path) -
     assert outcome.result == "rank 0: '1.2'"
     assert "Waiting: packages that the ranks lack are being installed: tinypkg 1.2" in outcome.text
     [folder] = [path for path in (home / "cache/jupyter_distrib/packages").iterdir() if path.is_dir()]
-    assert book.ok("%%distributed --pool other --environment sync\nimport tinypkg\ntinypkg.__file__").result == (
-        f"rank 0: '{folder}/tinypkg.py'"
-    )
+    cell = dedent("""\
+        %%distributed --pool other --environment sync
+        import tinypkg
+        tinypkg.__file__""")
+    assert book.ok(cell).result == f"rank 0: '{folder}/tinypkg.py'"
 
 
 def test_hosts_get_it_too_and_what_is_installed_later(book: Notebook, packages: Path, home: Path) -> None:
@@ -76,8 +78,16 @@ def test_hosts_get_it_too_and_what_is_installed_later(book: Notebook, packages: 
     outcome = book.ok(f"%%distributed --pool hosts --environment sync\n{IMPORT}")
     assert outcome.result == "ranks 0-1: '1.2'"
     assert "being installed" not in outcome.text
-    warm = book.ok("%%distributed --pool hosts --environment sync\nimport os, tinypkg\nos.getpid()").result
-    assert book.ok("%%distributed --pool hosts --environment sync\nimport os\nos.getpid()").result == warm
+    cell = dedent("""\
+        %%distributed --pool hosts --environment sync
+        import os, tinypkg
+        os.getpid()""")
+    warm = book.ok(cell).result
+    cell = dedent("""\
+        %%distributed --pool hosts --environment sync
+        import os
+        os.getpid()""")
+    assert book.ok(cell).result == warm
 
     install(wheel(home, "laterpkg", "3.0"), packages)
     outcome = book.ok(

@@ -186,8 +186,8 @@ def other_owner(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """Let this file or folder, and no other, belong to somebody else."""
     stat = os.stat
 
-    def as_seen(each: Any) -> Any:
-        info = stat(each)
+    def as_seen(each: Any, **options: Any) -> Any:
+        info = stat(each, **options)
         uid = info.st_uid + 1 if Path(each) == path else info.st_uid
         fields = {name: getattr(info, name) for name in ("st_mode", "st_gid", "st_size", "st_ino", "st_ctime_ns")}
         return SimpleNamespace(**fields, st_uid=uid)

@@ -160,7 +160,11 @@ def test_a_pool_has_an_interpreter_of_its_own(book: Notebook, tmp_path: Path) ->
             (sys.prefix, torch.ones(2).sum().item())""")
     )
     assert outcome.result == f"ranks 0-1: ({str(python.parent.parent)!r}, 2.0)"
-    assert book.ok("%%distributed --pool two\nimport sys\nsys.prefix").result != outcome.result
+    cell = dedent("""\
+        %%distributed --pool two
+        import sys
+        sys.prefix""")
+    assert book.ok(cell).result != outcome.result
     book.ok("%distributed_pool remove other")
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from jupyter_distrib.errors import PoolError
-from jupyter_distrib.system import distributions, formatting
+from jupyter_distrib.system import distributions, formatting, import_path
 from jupyter_distrib.system.distributions import Distribution
 from jupyter_distrib.wire import messages as m
 
@@ -65,10 +65,10 @@ def source_folders() -> tuple[str, ...]:
 
 def _inspect() -> None:
     """Inspect all packages, unless nothing was installed or removed since the last time."""
-    stamps = tuple(_stamps(sys.path))
+    stamps = tuple(_stamps(import_path.folders()))
     if stamps == _last.stamps:
         return
-    found = distributions.installed(sys.path)
+    found = distributions.installed(import_path.folders())
     editable = {name for name, each in found.items() if is_editable(each)}
     _last.packages = tuple(_package(found[name]) for name in sorted(wanted(found) - editable))
     _last.source_folders = tuple(_source_folder(found[name]) for name in sorted(editable - _THEIR_OWN))
@@ -235,7 +235,7 @@ def _spec(module: str) -> object | None:
 
 def _owner_of(module: str) -> Distribution | None:
     """Return the package that provides a module in the notebook; None if no package does."""
-    found = distributions.installed(sys.path)
+    found = distributions.installed(import_path.folders())
     own = found.get(distributions.normalized(module))
     for each in ([own] if own else []) + list(found.values()):
         listed = each.read("RECORD")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from jupyter_distrib.kernel.analysis import failures
 from jupyter_distrib.kernel.session.runs.cell_sources import cell_name
+from jupyter_distrib.system import interrupts
 from jupyter_distrib.wire import messages as m
 
 Handler = Callable[[int, types.FrameType | None], object]

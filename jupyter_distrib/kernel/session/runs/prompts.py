@@ -6,10 +6,12 @@ import sys
 import threading
 from collections.abc import Callable
 
+from jupyter_distrib.system.terminal_line import is_terminal
+
 
 def terminal() -> str:
     """Return the reason why nobody can answer in this program's terminal; empty if somebody can."""
-    return "" if sys.stdin is not None and sys.stdin.isatty() else "this program has no terminal"
+    return "" if is_terminal(sys.stdin) else "this program has no terminal"
 
 
 front_end: Callable[[], str] = terminal
