@@ -79,11 +79,11 @@ def without_secret(name: str, value: object) -> object:
 
 def line_without_secrets(words: Sequence[str]) -> str:
     """Return a command line as a text without secrets: `--db-password ...` for `--db-password hunter2`."""
-    told = [*words[:1]]
+    shown = [*words[:1]]
     for option, word in pairwise(words):
         name = option.lstrip("-").replace("-", "_") if option.startswith("-") else ""
-        told.append(str(without_secret(name, word)))
-    return without_secrets(" ".join(told))
+        shown.append(str(without_secret(name, word)))
+    return without_secrets(" ".join(shown))
 
 
 def _without_values(text: str) -> str:

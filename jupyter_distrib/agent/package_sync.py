@@ -44,12 +44,12 @@ class PackageSync:
         """Compare the packages of a worker group. `say` is called with the packages being installed, and `then` with
         the result, in the loop, unless the comparison is given up."""
         group = command.group
-        with tempfile.TemporaryFile() as told:
-            told.write(encode(command))
-            told.seek(0)
+        with tempfile.TemporaryFile() as request:
+            request.write(encode(command))
+            request.seek(0)
             process = subprocess.Popen(
                 [sys.executable, "-m", "jupyter_distrib.agent.install_packages"],
-                stdin=told,
+                stdin=request,
                 stdout=subprocess.PIPE,
                 cwd="/",
                 start_new_session=True,

@@ -83,14 +83,14 @@ def save(
 
 def _write_now(folder: Path, state: dict[str, Any]) -> None:
     """Write one checkpoint, before this returns."""
-    words = meeting.board()
-    if words is None:
+    board = meeting.run_board()
+    if board is None:
         return foreground.write(folder, state, together=dist.is_initialized())
     if meeting.has_shards(state):
-        meeting.all_come(words, str(folder))
+        meeting.all_come(board, str(folder))
         return foreground.write(folder, state, together=True)
     meeting.by_rank_0(
-        words, meeting.number(words, str(folder)), lambda: foreground.write(folder, state, together=False)
+        board, meeting.number(board, str(folder)), lambda: foreground.write(folder, state, together=False)
     )
 
 
@@ -177,7 +177,7 @@ def resume(path: str | os.PathLike[str], /, **objects: Any) -> dict[str, Any]:
     folder = _folder("resume", path)
     if (reporter := identity.cell.reporter) is not None:
         reporter.resumes_from(str(folder.absolute()))
-    together = meeting.board() is not None or dist.is_initialized()
+    together = meeting.run_board() is not None or dist.is_initialized()
     rank = identity.rank() if identity.is_rank() else dist.get_rank() if together else 0
     found = meeting.from_rank_0(lambda: _newest(folder), "resume", str(folder), rank) if together else _newest(folder)
     name, refusal = json.loads(found)

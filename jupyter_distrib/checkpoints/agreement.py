@@ -7,8 +7,8 @@ neither rank 0 nor this rank has saved into the folder    reads the disk, and le
 otherwise                                                 waits for rank 0's answer, as long as rank 0 may come
 
 Rank 0 no longer comes once it has ended its cell, or stays in a collective that the waiting rank has not reached; a
-thread of rank 0 tells how many collectives it has called. The numbers are no longer equal when a rank has loaded alone:
-an answer from before a collective that this rank has passed is skipped.
+thread of rank 0 reports how many collectives it has called. The numbers are no longer equal when a rank has loaded
+alone: an answer from before a collective that this rank has passed is skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jupyter_distrib.worker.pytorch import private
 from jupyter_distrib.worker.pytorch.rank_store import StoreBoard
 
 _LOOK_UP_S = 0.02
-_TELL_S = 0.1
+_REPORT_S = 0.1
 _GONE_ON_S = 1.0
 """Seconds that rank 0 has to be ahead, since gloo counts messages between two ranks as collectives, too."""
 _COLLECTIVES = "collectives/0"
@@ -50,21 +50,21 @@ class _Answer:
     """Number of collectives of that rank before, in each group."""
 
 
-def told_of_saves(words: StoreBoard, folder: str) -> bool:
-    """Return whether rank 0 has told that it saves into this folder."""
-    return words.has([_into(folder)])
+def has_announced_saves(board: StoreBoard, folder: str) -> bool:
+    """Return whether rank 0 has announced that it saves into this folder."""
+    return board.has([_into(folder)])
 
 
-def tell_of_save(words: StoreBoard, folder: str, name: str = "") -> None:
-    """Tell the other ranks that rank 0 saves into this folder, and the last checkpoint that it has begun there."""
-    words.put(_into(folder), name)
+def announce_save(board: StoreBoard, folder: str, name: str = "") -> None:
+    """Announce that rank 0 saves into this folder, and the last checkpoint that it has begun there."""
+    board.put(_into(folder), name)
 
 
-def agreed(words: StoreBoard, folder: str, find: Callable[[], str], *, saves: int, rank: int) -> str:
+def agreed(board: StoreBoard, folder: str, find: Callable[[], str], *, saves: int, rank: int) -> str:
     """Return the name of a checkpoint in the folder, the same on all ranks at a load that all of them call.
 
     Args:
-        words: The board of this run.
+        board: The board of this run.
         folder: The folder, absolute.
         find: Finds the newest checkpoint on the disk.
         saves: Number of times that this rank has saved into the folder.
@@ -74,22 +74,22 @@ def agreed(words: StoreBoard, folder: str, find: Callable[[], str], *, saves: in
         DistributedError: Rank 0 does not come, or another rank has read the disk before.
     """
     own = _Answer(find() if rank == 0 else "", rank, saves, private.counts_of_groups())
-    counts = _loads.setdefault(words, Counter())
-    number, passed_over, waiting = counts[folder] + 1, None, _Waiting(words, own)
+    counts = _loads.setdefault(board, Counter())
+    number, passed_over, waiting = counts[folder] + 1, None, _Waiting(board, own)
     while True:
         is_past = waiting.is_past()  # first: rank 0 may leave its answer, and go on
         key = f"load {folder}/{number}"
-        if words.has([key]):
-            answer = _read(words.get(key))
+        if board.has([key]):
+            answer = _read(board.get(key))
             if not _fits(answer, own):
                 number, passed_over = number + 1, answer
                 continue
         elif rank == 0:
-            answer = _read(words.put_first(key, json.dumps(asdict(own))))
-        elif not saves and not told_of_saves(words, folder):
-            answer = _read(words.put_first(key, json.dumps(asdict(_Answer(find(), rank, 0, own.collectives)))))
+            answer = _read(board.put_first(key, json.dumps(asdict(own))))
+        elif not saves and not has_announced_saves(board, folder):
+            answer = _read(board.put_first(key, json.dumps(asdict(_Answer(find(), rank, 0, own.collectives)))))
         elif is_past:
-            if passed_over is None or not _is_last(words, folder, passed_over):
+            if passed_over is None or not _is_last(board, folder, passed_over):
                 raise _alone(rank)
             number, answer = number - 1, passed_over
         else:
@@ -110,49 +110,51 @@ def _fits(answer: _Answer, own: _Answer) -> bool:
     return saved and not _ahead(own.collectives, answer.collectives)
 
 
-def _is_last(words: StoreBoard, folder: str, answer: _Answer) -> bool:
+def _is_last(board: StoreBoard, folder: str, answer: _Answer) -> bool:
     """Return whether rank 0 has begun no checkpoint since this answer."""
-    return answer.rank == 0 and (not told_of_saves(words, folder) or words.get(_into(folder)) in ("", answer.name))
+    return answer.rank == 0 and (
+        not has_announced_saves(board, folder) or board.get(_into(folder)) in ("", answer.name)
+    )
 
 
 class _Waiting:
     """Finds out whether rank 0 will not come to a load of this rank any more."""
 
-    def __init__(self, words: StoreBoard, own: _Answer) -> None:
-        self._words, self._own = words, own
+    def __init__(self, board: StoreBoard, own: _Answer) -> None:
+        self._board, self._own = board, own
         self._ahead: tuple[str, float] = "", 0.0
 
     def is_past(self) -> bool:
         if self._own.rank == 0:
             return False
-        if meeting.is_over(self._words, 0):
+        if meeting.is_over(self._board, 0):
             return True
-        told = self._words.get(_COLLECTIVES) if self._words.has([_COLLECTIVES]) else "{}"
-        if not _ahead(_counts(told), self._own.collectives):
+        reported = self._board.get(_COLLECTIVES) if self._board.has([_COLLECTIVES]) else "{}"
+        if not _ahead(_counts(reported), self._own.collectives):
             return False
-        if told != self._ahead[0]:
-            self._ahead = told, time.monotonic()
+        if reported != self._ahead[0]:
+            self._ahead = reported, time.monotonic()
         return time.monotonic() - self._ahead[1] >= _GONE_ON_S
 
 
-class Teller:
-    """Tells the other ranks, from a thread of rank 0, how many collectives it has called, until it is closed."""
+class CollectiveReporter:
+    """Reports to the other ranks, from a thread of rank 0, how many collectives it has called, until it is closed."""
 
-    def __init__(self, words: StoreBoard) -> None:
-        self._words, self._closed = words, threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="jupyter_distrib: collectives", daemon=True)
+    def __init__(self, board: StoreBoard) -> None:
+        self._board, self._closed = board, threading.Event()
+        self._thread = threading.Thread(target=self._report, name="jupyter_distrib: collectives", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
 
-    def _tell(self) -> None:
-        told: dict[str, int] = {}
+    def _report(self) -> None:
+        sent: dict[str, int] = {}
         with suppress(RuntimeError):  # the store is gone, and the run with it
-            while not self._closed.wait(_TELL_S):
-                if (now := private.counts_of_groups()) != told:
-                    self._words.put(_COLLECTIVES, json.dumps(told := now))
+            while not self._closed.wait(_REPORT_S):
+                if (now := private.counts_of_groups()) != sent:
+                    self._board.put(_COLLECTIVES, json.dumps(sent := now))
 
 
 def _ahead(one: Mapping[str, int], other: Mapping[str, int]) -> bool:

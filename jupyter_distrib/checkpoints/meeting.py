@@ -31,7 +31,7 @@ _saves: WeakKeyDictionary[StoreBoard, Counter[str]] = WeakKeyDictionary()
 """Number of saves to each folder in a run; every rank counts its own calls."""
 
 
-def board() -> StoreBoard | None:
+def run_board() -> StoreBoard | None:
     """Return the board for messages between the ranks of this run; None without a training strategy, which would report
     that a rank has ended."""
     trains = isinstance(identity.cell.strategy, TrainingStrategy)
@@ -47,21 +47,21 @@ def has_shards(value: Any) -> bool:
     return isinstance(value, DTensor)
 
 
-def number(words: StoreBoard, folder: str) -> str:
+def number(board: StoreBoard, folder: str) -> str:
     """Return the key of a new save to this folder."""
-    counts = _saves.setdefault(words, Counter())
+    counts = _saves.setdefault(board, Counter())
     counts[folder] += 1
     return f"save/{folder}/{counts[folder]}"
 
 
-def by_rank_0(words: StoreBoard, key: str, write: Callable[[], None]) -> None:
+def by_rank_0(board: StoreBoard, key: str, write: Callable[[], None]) -> None:
     """Write on rank 0, while every other rank that calls waits for it.
 
     Raises:
         DistributedError: It was not written; the message says why, on every rank that calls.
     """
     if identity.rank() != 0:
-        if refusal := _heard(words, key):
+        if refusal := _heard(board, key):
             raise DistributedError(refusal)
         return
     said = "rank 0 was stopped while writing the checkpoint."
@@ -72,30 +72,30 @@ def by_rank_0(words: StoreBoard, key: str, write: Callable[[], None]) -> None:
         said = str(error)
         raise
     finally:
-        words.put(key, said or _WRITTEN)
+        board.put(key, said or _WRITTEN)
 
 
 _WRITTEN = "written"
 
 
-def _heard(words: StoreBoard, key: str) -> str:
+def _heard(board: StoreBoard, key: str) -> str:
     """Return why rank 0 has not written the checkpoint; empty if it has."""
-    if not _comes(words, key):
+    if not _comes(board, key):
         return (
             f"jupyter_distrib.save() was called on rank {identity.rank()}, and rank 0, which writes, has ended its "
             "cell without a call: call it on every rank, or on rank 0."
         )
-    said = words.get(key)
+    said = board.get(key)
     return "" if said == _WRITTEN else said
 
 
-def _comes(words: StoreBoard, key: str) -> bool:
+def _comes(board: StoreBoard, key: str) -> bool:
     """Wait for a message of rank 0. Return whether it has arrived; False if rank 0 has ended its cell without one."""
-    while not words.has([key]):
-        if is_over(words, 0):
-            return words.has([key])  # again: rank 0 may have left its message and ended since the check above
+    while not board.has([key]):
+        if is_over(board, 0):
+            return board.has([key])  # again: rank 0 may have left its message and ended since the check above
         with suppress(RuntimeError):  # no message yet; a store that is gone raises in `has`
-            words.wait([key], _WAIT_S)
+            board.wait([key], _WAIT_S)
     return True
 
 
@@ -105,18 +105,18 @@ def from_rank_0(make: Callable[[], str], name: str, folder: str, rank: int) -> s
     Raises:
         DistributedError: Rank 0 has ended its cell without a call.
     """
-    words = board()
-    if words is None:
+    board = run_board()
+    if board is None:
         said = make() if rank == 0 else ""
         return str(object_collectives.from_rank_0(said)) if dist.is_initialized() else said
-    key = f"{name} {number(words, f'{name} {folder}')}"
+    key = f"{name} {number(board, f'{name} {folder}')}"
     if rank == 0:
         text = make()
-        words.put(key, text)
+        board.put(key, text)
         return text
-    if not _comes(words, key):
+    if not _comes(board, key):
         raise _uncalled(name, rank)
-    return words.get(key)
+    return board.get(key)
 
 
 def _uncalled(name: str, rank: int) -> DistributedError:
@@ -126,43 +126,43 @@ def _uncalled(name: str, rank: int) -> DistributedError:
     )
 
 
-def name_folder(words: StoreBoard, folder: str) -> None:
+def name_folder(board: StoreBoard, folder: str) -> None:
     """Tell the other ranks that rank 0 saves into a folder."""
-    words.put(f"into/{folder}", "")
+    board.put(f"into/{folder}", "")
 
 
-def check_named(words: StoreBoard, folder: str) -> None:
+def check_named(board: StoreBoard, folder: str) -> None:
     """Wait until rank 0 has saved into this folder, too.
 
     Raises:
         DistributedError: It has ended its cell without.
     """
-    if not _comes(words, f"into/{folder}"):
+    if not _comes(board, f"into/{folder}"):
         raise DistributedError(
             f"jupyter_distrib.save({folder!r}) was called on rank {identity.rank()}, and not on rank 0, which writes "
             "what is not sharded: nothing was saved there. Call it on every rank with the same folder, or on rank 0."
         )
 
 
-def all_come(words: StoreBoard, folder: str) -> None:
+def all_come(board: StoreBoard, folder: str) -> None:
     """Wait for every rank to save its shards into this folder.
 
     Raises:
         DistributedError: A rank has ended its cell without arriving, or saves into another folder.
     """
-    key = number(words, "")  # no folder has this name
-    words.put(f"{key}/{identity.rank()}", folder)
-    while missing := [rank for rank in range(identity.world_size()) if not words.has([f"{key}/{rank}"])]:
-        gone = [rank for rank in missing if is_over(words, rank)]
+    key = number(board, "")  # no folder has this name
+    board.put(f"{key}/{identity.rank()}", folder)
+    while missing := [rank for rank in range(identity.world_size()) if not board.has([f"{key}/{rank}"])]:
+        gone = [rank for rank in missing if is_over(board, rank)]
         # Again: the rank may have come and ended since the check above.
-        if gone and not words.has([f"{key}/{gone[0]}"]):
+        if gone and not board.has([f"{key}/{gone[0]}"]):
             raise DistributedError(
                 f"jupyter_distrib.save() was called on rank {identity.rank()}, and not on rank {gone[0]}, which has "
                 "come to the end of its cell: every rank writes its own shards, so call it on all of them, and not "
                 "under `if rank == 0`."
             )
         time.sleep(_LOOK_UP_S)
-    check_same({rank: words.get(f"{key}/{rank}") for rank in range(identity.world_size())})
+    check_same({rank: board.get(f"{key}/{rank}") for rank in range(identity.world_size())})
 
 
 def check_same(folders: Mapping[int, str]) -> None:
@@ -175,9 +175,9 @@ def check_same(folders: Mapping[int, str]) -> None:
             )
 
 
-def is_over(words: StoreBoard, rank: int) -> bool:
+def is_over(board: StoreBoard, rank: int) -> bool:
     """Return whether a rank has come to the end of its cell."""
-    return words.has([_ended(rank)]) or words.has([_returns(rank)])
+    return board.has([_ended(rank)]) or board.has([_returns(rank)])
 
 
 def _ended(rank: int) -> str:

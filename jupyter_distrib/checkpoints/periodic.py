@@ -62,15 +62,15 @@ class Periodic:
         """Number of calls, and this folder's among those with shards, which all ranks save into in the same order."""
         self._held: Identity | None = None
         """The folder prepared by rank 0; None before its first checkpoint."""
-        self._words: StoreBoard | None = None
+        self._board: StoreBoard | None = None
         """The board on which rank 0 tells the other ranks of its checkpoints; None if there are none."""
-        self._teller: agreement.Teller | None = None
+        self._reporter: agreement.CollectiveReporter | None = None
 
     def call(self, objects: Mapping[str, Any], state: State, *, every_s: float, keep: int) -> None:
         """Save if a checkpoint is due; `state` returns the state."""
         self.calls += 1
         if self.calls == 1 and self._rank == 0:
-            self._tell_others()
+            self._announce()
         new = objects.keys() - self._names
         self._names |= new
         self._sharded = self._sharded or (self._ranks > 1 and any(_is_sharded(objects[name]) for name in new))
@@ -83,25 +83,25 @@ class Periodic:
             if not self._to_meeting:
                 self._meet(state, keep)
         elif self._rank == 0:
-            if self.calls == 1 and (words := meeting.board()) is not None:
-                meeting.name_folder(words, self._given)
+            if self.calls == 1 and (board := meeting.run_board()) is not None:
+                meeting.name_folder(board, self._given)
             if self._due():
                 self._save(self._following(), new_save_id(), state, keep)
 
-    def _tell_others(self) -> None:
+    def _announce(self) -> None:
         """Tell the other ranks that rank 0 saves into this folder, so that they load what it is still writing."""
-        if self._ranks > 1 and (words := meeting.board()) is not None:
-            self._words, self._teller = words, agreement.Teller(words)
-            agreement.tell_of_save(words, str(self._folder))
+        if self._ranks > 1 and (board := meeting.run_board()) is not None:
+            self._board, self._reporter = board, agreement.CollectiveReporter(board)
+            agreement.announce_save(board, str(self._folder))
 
     def finish(self, *, ok: bool) -> None:
         """Wait for the last checkpoint at the end of a cell; if the cell has failed, not for other ranks."""
-        if self._teller is not None:
-            self._teller.close()
+        if self._reporter is not None:
+            self._reporter.close()
         if (snapshot := self._snapshot) is not None:
             snapshot.wait() if ok else snapshot.give_up()
-        elif ok and self._rank != 0 and not self._sharded and (words := meeting.board()) is not None:
-            meeting.check_named(words, self._given)
+        elif ok and self._rank != 0 and not self._sharded and (board := meeting.run_board()) is not None:
+            meeting.check_named(board, self._given)
 
     def wait(self) -> None:
         """Wait for the last checkpoint."""
@@ -148,8 +148,8 @@ class Periodic:
     def _save(self, folder: Path, save_id: str, state: State, keep: int) -> None:
         if self._rank != 0:
             self.wait()
-        elif self._words is not None:
-            agreement.tell_of_save(self._words, str(self._folder), folder.name)
+        elif self._board is not None:
+            agreement.announce_save(self._board, str(self._folder), folder.name)
         try:
             self._copy(folder, save_id, state(), keep)
         except BaseException:
@@ -215,8 +215,8 @@ def newest(folder: Path) -> Path:
     place = folder.absolute()
     if (running := _running.get(place)) is not None:
         running.wait()
-    words = meeting.board()
-    if words is None or identity.world_size() == 1:
+    board = meeting.run_board()
+    if board is None or identity.world_size() == 1:
         return series.newest(folder) or folder
 
     def find() -> str:
@@ -224,7 +224,7 @@ def newest(folder: Path) -> Path:
         return "" if found is None or found == folder else found.name
 
     saves = running.calls if running is not None else 0
-    name = agreement.agreed(words, str(place), find, saves=saves, rank=identity.rank())
+    name = agreement.agreed(board, str(place), find, saves=saves, rank=identity.rank())
     return series.member(folder, name) if name else folder
 
 

@@ -117,8 +117,8 @@ class Snapshot:
         except Exception as raised:  # noqa: BLE001 - for the thread that waits
             error = refused_by_system(raised)
             reason = getattr(error, "strerror", None) or str(error)
-            told = f"{self.folder} could not be written: {type(error).__name__}: {reason}."
-            self.problem = str(error) if isinstance(error, DistributedError) else told
+            problem = f"{self.folder} could not be written: {type(error).__name__}: {reason}."
+            self.problem = str(error) if isinstance(error, DistributedError) else problem
         finally:
             self._planner.copies.clear()
             if self._rank == 0:

@@ -192,9 +192,9 @@ class CellRun:
         until_s = time.monotonic() + FIND_S
         try:
             while time.monotonic() < until_s:
-                told = mlflow_store.moved_to(self.fluent.MlflowClient(self.uri), self.id)
-                if told is not None:
-                    self.id, self.uri = told
+                moved = mlflow_store.moved_to(self.fluent.MlflowClient(self.uri), self.id)
+                if moved is not None:
+                    self.id, self.uri = moved
                     return
                 time.sleep(FIND_EVERY_S)
         except Exception as error:  # noqa: BLE001 - of any store

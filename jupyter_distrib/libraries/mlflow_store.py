@@ -175,10 +175,10 @@ def move(client: Any, old: Any, run_id: str, experiment: str, uri: str) -> Any:
 
 def moved_to(client: Any, run_id: str) -> tuple[str, str] | None:
     """Return the id and the store of the MLflow run that has replaced this one; None if none has."""
-    told = client.get_run(run_id).data.tags.get(MOVED_TAG)
-    if not told:
+    moved = client.get_run(run_id).data.tags.get(MOVED_TAG)
+    if not moved:
         return None
-    new_id, uri = json.loads(told)
+    new_id, uri = json.loads(moved)
     return str(new_id), str(uri)
 
 

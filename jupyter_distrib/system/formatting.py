@@ -19,8 +19,8 @@ def numbered(word: str, numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     single = len(runs) == 1 and runs[0][0] == runs[0][1]
-    told = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
-    return f"{word}{'' if single else 's'} {told}"
+    text = ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+    return f"{word}{'' if single else 's'} {text}"
 
 
 def duration(seconds: float) -> str:

@@ -94,8 +94,8 @@ def gloo_hint(text: str) -> str:
     something else."""
     if "Unable to find address for: " not in text:
         return ""
-    told = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    return f"GLOO_SOCKET_IFNAME is {told}; {_present()}. Name another interface, or delete the variable."
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return f"GLOO_SOCKET_IFNAME is {chosen}; {_present()}. Name another interface, or delete the variable."
 
 
 def _present() -> str:
@@ -125,7 +125,7 @@ def nccl_hint(text: str) -> str:
         )
     if not any(name in text for name in ("ncclInternalError", "ncclSystemError", "ncclRemoteError")):
         return ""
-    told = os.environ.get("NCCL_SOCKET_IFNAME")
+    chosen = os.environ.get("NCCL_SOCKET_IFNAME")
     return (
-        f"NCCL was to use the interface {told.removeprefix('=')}" if told else "NCCL chose an interface by itself"
+        f"NCCL was to use the interface {chosen.removeprefix('=')}" if chosen else "NCCL chose an interface by itself"
     ) + f"; {_present()}. --env NCCL_SOCKET_IFNAME=NAME names another, --env NCCL_DEBUG=INFO tells more."

@@ -124,12 +124,12 @@ def _post(address: str, content: bytes) -> str:
 
 def _execute(command: str, content: bytes, news: Notification) -> str:
     variables = {"RUN": news.run, "LABEL": news.label, "STATE": news.state, "TEXT": news.text, "ERROR": news.error}
-    told = {f"JUPYTER_DISTRIB_{name}": value.replace("\0", "") for name, value in variables.items()}
+    environment = {f"JUPYTER_DISTRIB_{name}": value.replace("\0", "") for name, value in variables.items()}
     try:
         process = subprocess.Popen(
             ["/bin/sh", "-c", command],
             cwd=paths.home() if os.path.isdir(paths.home()) else "/",
-            env={**os.environ, **told},
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
     except OSError as error:

@@ -218,8 +218,8 @@ def _check_order(events: Sequence[RunEvent], ranks: Sequence[int]) -> None:
         ]
         assert starts in ([0], []), f"rank {rank}: Started is not first: {mine}"
         end = mine[ends[0]]
-        told = starts or isinstance(end, (Interrupted, Exited)) or (isinstance(end, Returned) and end.began_at_s)
-        assert told, f"rank {rank} ended without a start: {mine}"
+        is_begun = starts or isinstance(end, (Interrupted, Exited)) or (isinstance(end, Returned) and end.began_at_s)
+        assert is_begun, f"rank {rank} ended without a start: {mine}"
         assert ends[0] == len(mine) - 1, f"rank {rank} goes on after its end: {mine}"
     others = {getattr(event, "rank", None) for event in events} - {None, *ranks}
     assert not others, f"events of ranks that were not asked: {others}"

@@ -35,8 +35,8 @@ def measure() -> dict[str, object] | None:
     first = int(os.environ["GROUP_WORLD_SIZE"]) > 1 and os.environ["LOCAL_RANK"] == "0"
     with _listening() if first else socket.socket() as server:
         token = secrets.token_hex(16)
-        told = exchange(f"{server.getsockname()[0]} {server.getsockname()[1]} {token}" if first else "")
-        nodes = [text.split() for text in told if text]
+        addresses = exchange(f"{server.getsockname()[0]} {server.getsockname()[1]} {token}" if first else "")
+        nodes = [text.split() for text in addresses if text]
         if not first:
             exchange("")
             return None

@@ -24,7 +24,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     def load(rank: int, found: str, *, collectives: int = 0, saves: int = 0, saving: str | None = None) -> str:
         monkeypatch.setattr(private, "counts_of_groups", lambda: {"0 gloo": collectives})
         if saving is not None:
-            agreement.tell_of_save(boards[0], "/run", saving)
+            agreement.announce_save(boards[0], "/run", saving)
         return agreement.agreed(boards[rank], "/run", lambda: found, saves=saves, rank=rank)
 
     return load

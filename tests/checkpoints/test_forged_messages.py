@@ -30,7 +30,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreBoard:
     monkeypatch.setattr(identity, "rank", lambda: 1)
     monkeypatch.setattr(identity, "world_size", lambda: 2)
     monkeypatch.setattr(identity, "is_rank", lambda: True)
-    monkeypatch.setattr(meeting, "board", lambda: board)
+    monkeypatch.setattr(meeting, "run_board", lambda: board)
     return board
 
 

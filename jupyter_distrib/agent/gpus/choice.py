@@ -63,8 +63,8 @@ def choose(command: m.OpenWorkerGroup, inventory: Inventory, build: TorchBuild) 
     if command.gpu_type:
         seen = _of_type(command.gpu_type, seen)
     if not seen:
-        told = f"CPU ranks: {inventory.remark}" if inventory.remark else _hidden_note(command, inventory)
-        return Choice(size=command.ranks(0), notes=(told,) if told else ())
+        note = f"CPU ranks: {inventory.remark}" if inventory.remark else _hidden_note(command, inventory)
+        return Choice(size=command.ranks(0), notes=(note,) if note else ())
     if (least := command.least or command.size) > len(seen):
         raise GpusRefused(_too_few(command, len(seen), inventory))
     lost = (*_silence_notes(inventory), *(f"{_reason(each)}; it is left out." for each in inventory.left_out))
@@ -121,8 +121,8 @@ def outlook(command: m.OpenWorkerGroup, inventory: Inventory | None, build: Torc
 
 def troubles(inventory: Inventory, build: TorchBuild) -> str:
     """Describe problems with this machine's GPUs for the status page; empty if there are none."""
-    told = (*_silence_notes(inventory), *(f"{_reason(each)}." for each in inventory.left_out))
-    return problem_of(inventory, build) or inventory.remark or " ".join(told)
+    notes = (*_silence_notes(inventory), *(f"{_reason(each)}." for each in inventory.left_out))
+    return problem_of(inventory, build) or inventory.remark or " ".join(notes)
 
 
 # ---------------------------------------------------------------------------------------------------- what is there
@@ -245,17 +245,17 @@ def by_preference(gpus: Sequence[Gpu]) -> list[Gpu]:
 
 def _choice_notes(size: int, best: Sequence[Sequence[Gpu]], seen: Sequence[Gpu]) -> tuple[str, ...]:
     """Describe which GPUs the default leaves out, and how the chosen ones differ."""
-    told = []
+    notes = []
     taken, kinds = best[0], devices.types(seen)
     names = {gpu.name for gpu in taken}
     if len(names) > 1:
-        told.append(f"no {size} of these GPUs are alike ({kinds}); --gpu-type selects those of one type.")
+        notes.append(f"no {size} of these GPUs are alike ({kinds}); --gpu-type selects those of one type.")
     elif any(gpu.name not in names for gpu in seen):
-        told.append(f"of {kinds}, these ranks use {taken[0].name}; --gpu-type selects another one.")
+        notes.append(f"of {kinds}, these ranks use {taken[0].name}; --gpu-type selects another one.")
     displays = [gpu for gpu in seen if gpu.name in names and gpu not in taken]
     if displays:
-        told.append(f"{numbers(displays)} drives a display and is left out; --gpus {len(taken) + 1} takes it, too.")
-    return tuple(told)
+        notes.append(f"{numbers(displays)} drives a display and is left out; --gpus {len(taken) + 1} takes it, too.")
+    return tuple(notes)
 
 
 def _order_notes(chosen: Sequence[str], inventory: Inventory, seen: Sequence[Gpu]) -> tuple[str, ...]:

@@ -210,8 +210,8 @@ def _device(driver: Driver, handle: Any, index: int) -> Gpu:
 def memory(driver: Driver, handle: Any) -> tuple[int | None, int | None, bool]:
     """Return a GPU's memory and its used part, each None if unknown, and whether it is the system's memory."""
     try:
-        told = driver.nvmlDeviceGetMemoryInfo(handle)
-        return int(told.total), int(told.used), False
+        memory_info = driver.nvmlDeviceGetMemoryInfo(handle)
+        return int(memory_info.total), int(memory_info.used), False
     except Exception as error:  # noqa: BLE001 - as in `read`
         if getattr(error, "value", None) == driver.NVML_ERROR_NOT_SUPPORTED:  # as on a DGX Spark, and some Jetsons
             return *_system_memory(), True
@@ -220,17 +220,17 @@ def memory(driver: Driver, handle: Any) -> tuple[int | None, int | None, bool]:
 
 def address(driver: Driver, handle: Any) -> str:
     """Return a GPU's address on the PCI bus as Linux writes it; empty if unknown."""
-    told = _query(driver, "nvmlDeviceGetPciInfo", handle)
-    domain, _, rest = _text(told.busId).lower().partition(":") if told is not None else ("", "", "")
+    pci_info = _query(driver, "nvmlDeviceGetPciInfo", handle)
+    domain, _, rest = _text(pci_info.busId).lower().partition(":") if pci_info is not None else ("", "", "")
     return f"{domain[-4:]}:{rest}" if rest else ""
 
 
 def processes(driver: Driver, handle: Any) -> tuple[GpuProcess, ...]:
     """Return the compute processes on a GPU that the driver reports."""
-    told = _query(driver, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    found = _query(driver, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
     return tuple(
         GpuProcess(pid=int(each.pid), used_bytes=None if each.usedGpuMemory is None else int(each.usedGpuMemory))
-        for each in told
+        for each in found
     )
 
 

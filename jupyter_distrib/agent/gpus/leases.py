@@ -117,11 +117,11 @@ def _address(gpu: Gpu) -> str:
     return f"\0jupyter_distrib-{gpu.uuid}"
 
 
-def _sentence(told: bytes, otherwise: str = _NOBODY) -> str:
+def _sentence(answer: bytes, otherwise: str = _NOBODY) -> str:
     """Return a readable description of the lease from an agent's answer; `otherwise` if the answer does not come from
     an agent."""
     try:
-        match json.loads(told.decode()):
+        match json.loads(answer.decode()):
             case {"holder": str(holder), "since": int() | float() as since}:
                 if (name := outside_text.shown(holder)) and abs(time.time() - since) < LONGEST_S:
                     return f"{name} since {time.strftime('%H:%M', time.localtime(since))}"

@@ -184,9 +184,9 @@ class GpuAllocation:
             if holder := self._leases.holder(gpu):
                 holders.setdefault(f"{holder}{self._kept_on(gpu)}", []).append(gpu)
         free = len(fitting) - sum(map(len, holders.values()))
-        told = "; ".join(f"{gpu_choice.numbers(gpus)}: {holder}" for holder, gpus in holders.items())
+        in_use = "; ".join(f"{gpu_choice.numbers(gpus)}: {holder}" for holder, gpus in holders.items())
         wait = f"Wait for them with --wait S, or free them: {self._freeing(fitting)}."
-        return f"--gpus {choice.asked}, but only {free} of {len(fitting)} GPUs are free. {told}. {wait}"
+        return f"--gpus {choice.asked}, but only {free} of {len(fitting)} GPUs are free. {in_use}. {wait}"
 
     def _freeing(self, gpus: Sequence[Gpu]) -> str:
         """Describe how the user can free these GPUs."""

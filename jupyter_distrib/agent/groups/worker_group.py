@@ -460,8 +460,8 @@ class NodeWorkerGroup(WorkerGroupState[NodeRun]):
                 return self.give_back([other] if other else [])
             if other is None:
                 advice = "ask for fewer GPUs, or free one of those in %distributed_status."
-                told = f"{why}, and no other is free for rank {rank.number}: {advice}" if why else reason
-                return self.starts.start_again(rank, told)
+                explanation = f"{why}, and no other is free for rank {rank.number}: {advice}" if why else reason
+                return self.starts.start_again(rank, explanation)
             self.gpus[place] = other
             self.starts.use_gpus(self.gpus)
             self.give_back([gpu])

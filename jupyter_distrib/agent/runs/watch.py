@@ -201,20 +201,20 @@ class UsageSampler:
             self._reader = GpuReader(tuple(self._gpus.values()))
         gpu = self._reader.latest().get(self._gpus[number].uuid) if self._reader else None
         tensors, reserved = (None, None) if seen is None else (seen.tensor_bytes, seen.reserved_bytes)
-        told = None if gpu is None else gpu.of(rank.pid)
+        used_bytes = None if gpu is None else gpu.of(rank.pid)
         return m.Sampled(
             run=self._run,
             rank=number,
             rss_bytes=used.rss_bytes,
             # A child that ended takes its time with it if nobody waited for it.
             cpu_percent=max(0.0, 100 * (used.cpu_s - before.cpu_s) / (now_s - before_s)) if now_s > before_s else 0.0,
-            gpu_memory_bytes=reserved if told is None else told,
+            gpu_memory_bytes=reserved if used_bytes is None else used_bytes,
             gpu_memory_total_bytes=None if gpu is None else gpu.total_bytes,
             gpu_percent=None if gpu is None else gpu.percent,
             gpu_tensor_bytes=tensors,
             gpu_reserved_bytes=reserved,
             times=None if seen is None else seen.times,
-            gpu_memory_of_all=gpu is not None and told is not None and not gpu.lists(rank.pid),
+            gpu_memory_of_all=gpu is not None and used_bytes is not None and not gpu.lists(rank.pid),
             at_s=now_s,
         )
 

@@ -117,9 +117,9 @@ class Negotiation:
         return self._of.ranks[last]
 
     def _message(self) -> str:
-        told = [json.dumps(each.request.to_json()) for each in self._new]
+        texts = [json.dumps(each.request.to_json()) for each in self._new]
         self._new.clear()
-        fields = [self._numbers.get(text, text) for text in told]
+        fields = [self._numbers.get(text, text) for text in texts]
         return json.dumps([int(self._is_joining), fields], separators=(",", ":"))
 
     def _process_round(self, texts: list[str]) -> None:

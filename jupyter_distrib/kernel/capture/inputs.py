@@ -182,10 +182,10 @@ def absent(
 ) -> dict[str, str]:
     """Return the names that the cell, or code sent with it, may lack on the ranks, each with the reason."""
     gone = {name: dropped[name].explained(name) for name in dropped.keys() - namespace.keys()}
-    if not (told := {**_added_to_builtins(frozenset(vars(builtins))), **gone}):
+    if not (origins := {**_added_to_builtins(frozenset(vars(builtins))), **gone}):
         return packed_inputs.left_out
     mentioned = {*re.findall(r"[^\W\d]\w*", source), *packed_inputs.names_in_code()}
-    return {**{name: told[name] for name in told.keys() & mentioned}, **packed_inputs.left_out}
+    return {**{name: origins[name] for name in origins.keys() & mentioned}, **packed_inputs.left_out}
 
 
 _KNOWN_BUILTINS = PROVIDED | {

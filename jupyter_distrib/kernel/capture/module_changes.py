@@ -229,7 +229,7 @@ class ModuleChanges:
     def _own_definitions(self, modules: Sequence[ModuleType], setups: Sequence[str]) -> Iterator[str]:
         """Yield a sentence on each place of a local module that holds functions or classes of the notebook, and of
         which no statement was reported."""
-        told = {each.module for each in self._found.values() if each.key in self._said and each.registers}
+        reported = {each.module for each in self._found.values() if each.key in self._said and each.registers}
         names = {(each.module, each.name) for each in self._found.values()}
         prepared = {module for source in setups for module in _imported_modules(source)}
         for module in modules:
@@ -240,7 +240,7 @@ class ModuleChanges:
                 if key in self._said or (module.__name__, path.rpartition(".")[2]) in names:
                     continue
                 self._said.add(key)
-                if is_registry and module.__name__ in told:
+                if is_registry and module.__name__ in reported:
                     continue
                 what = "holds what the notebook has put into it" if is_registry else "was set in the notebook"
                 yield (

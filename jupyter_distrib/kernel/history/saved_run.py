@@ -164,9 +164,11 @@ def of(run: ObservedRun, record: RunRecord, notebook: str, project: str = "") ->
 
 def notes_of(record: RunRecord) -> list[str]:
     """Return the notes about a run."""
-    told: list[tuple[list[int], str]] = [([] if note.rank is None else [note.rank], note.text) for note in record.notes]
-    told += [(ranks, text) for text, ranks in record.not_finite.items()]
-    texts = [f"{rank_list(ranks)}: {text}" if ranks else text for ranks, text in told]
+    notes: list[tuple[list[int], str]] = [
+        ([] if note.rank is None else [note.rank], note.text) for note in record.notes
+    ]
+    notes += [(ranks, text) for text, ranks in record.not_finite.items()]
+    texts = [f"{rank_list(ranks)}: {text}" if ranks else text for ranks, text in notes]
     return [clipped(text, ERROR_CHARACTERS) for text in filter(None, [record.remark, *texts])]
 
 

@@ -218,9 +218,9 @@ def _sidebar() -> Iterator[Finding]:
 
 def _no_sidebar(package: Path) -> Finding:
     """Return the finding that the sidebar is missing: not built, or not in the environment of JupyterLab."""
-    told = package / "without_sidebar.txt"
-    if told.is_file():
-        why = record_file.text_of(told, through_links=True)
+    reason_file = package / "without_sidebar.txt"
+    if reason_file.is_file():
+        why = record_file.text_of(reason_file, through_links=True)
         text = f"is missing because {why} when jupyter_distrib was installed; everything else works without it"
         advice = (
             "install Node.js 20 or newer (https://nodejs.org, conda install nodejs), then jupyter_distrib again: "
@@ -294,8 +294,8 @@ def _node_text(node: m.NodeStatus) -> str:
     """Describe a node: `n1: 4 CPUs, 1 free; 2 a100, 0 free; root: job 17`."""
     parts = [(f"{node.cpus:g} CPUs", node.free_cpus)] if node.cpus else []
     parts += [(f"{node.gpus} {node.gpu_type or 'GPUs'}", node.free_gpus)] if node.gpus else []
-    told = [text if free is None else f"{text}, {free:g} free" for text, free in parts]
-    return f"{node.name}: {'; '.join(filter(None, (node.state, *told, *node.holders)))}"
+    texts = [text if free is None else f"{text}, {free:g} free" for text, free in parts]
+    return f"{node.name}: {'; '.join(filter(None, (node.state, *texts, *node.holders)))}"
 
 
 def _devices(status: m.ServerStatus) -> Iterator[Finding]:
@@ -439,8 +439,8 @@ def _compared(pool: str, processes: Iterable[tuple[int, int]]) -> Iterator[_Line
             report = ConfinementReport.of(pid)
             places.setdefault((str(report), *own.differences(report)), []).append(rank)
     for (text, *differences), ranks in places.items():
-        told = text if differences or text != str(own) else "as the kernel"
-        yield f"{_names(ranks)} of {pool}: {told}", _advice(differences) if differences else ""
+        description = text if differences or text != str(own) else "as the kernel"
+        yield f"{_names(ranks)} of {pool}: {description}", _advice(differences) if differences else ""
 
 
 def _names(ranks: Sequence[int]) -> str:
@@ -466,7 +466,7 @@ def _asked(session: Session, connection: Connection, group: WorkerGroup) -> Iter
         yield f"of the ranks of {connection.facts.pool} is not known", str(error)
         return
     places: dict[str, list[int]] = {}
-    for rank, told in results.items() if results is not None else ():
-        places.setdefault(str(told), []).append(rank)
-    for told, ranks in places.items():
-        yield f"{rank_list(ranks)} of {connection.facts.pool}: {told}", ""
+    for rank, result in results.items() if results is not None else ():
+        places.setdefault(str(result), []).append(rank)
+    for result, ranks in places.items():
+        yield f"{rank_list(ranks)} of {connection.facts.pool}: {result}", ""

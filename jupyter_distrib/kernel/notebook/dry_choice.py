@@ -210,10 +210,10 @@ def decided(asked: Asked) -> tuple[CellOptions, list[str]] | DryRun | DryRuns:
         DistributedError: The cell is not to be started.
     """
     if dry_run := asked.options.given.dry_run:
-        told = answer(asked)
+        answered = answer(asked)
         if dry_run != FIRST:
-            return told
-        check(told, asked.options.given)
+            return answered
+        check(answered, asked.options.given)
     if asked.options.filled.strategy != AUTO_STRATEGY:
         return asked.options, []
     options, why = chosen(asked)

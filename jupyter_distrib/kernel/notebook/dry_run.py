@@ -343,11 +343,11 @@ def _written(setting: m.Setting) -> str:
     return " ".join((setting.strategy, *options))
 
 
-def _error(told: dict[str, Any] | None) -> DryError | None:
-    if told is None:
+def _error(error: dict[str, Any] | None) -> DryError | None:
+    if error is None:
         return None
-    frames = [(name, line, as_typed(text)) for name, line, text in told["frames"]]
-    return DryError(type_name=told["type"], text=told["text"], notes=told["notes"], frames=frames)
+    frames = [(name, line, as_typed(text)) for name, line, text in error["frames"]]
+    return DryError(type_name=error["type"], text=error["text"], notes=error["notes"], frames=frames)
 
 
 def _sources(cell: m.Cell, lines: Sequence[Line]) -> dict[Line, str]:

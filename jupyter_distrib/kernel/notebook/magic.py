@@ -194,8 +194,8 @@ class CellMagics(Magics):
         def pack(needed: tuple[Input, ...]) -> inputs.PackedInputs:
             return self._pack(current, replace(captured, inputs=needed), options)
 
-        if told := sweep.unread(captured, swept[0], pack):
-            print(told, file=sys.stderr)
+        if sentence := sweep.unread(captured, swept[0], pack):
+            print(sentence, file=sys.stderr)
         runs: list[Run] = []
         try:
             for configuration in swept:
@@ -249,8 +249,8 @@ class CellMagics(Magics):
         packed_inputs = self._pack(current, captured, options)
         kept = handles_module.read_by(captured, packed_inputs, notebook)
         if kept:
-            packed_inputs, told = self._with_classes(current, captured, options, packed_inputs, kept.values())
-            notes = [*notes, *told]
+            packed_inputs, more = self._with_classes(current, captured, options, packed_inputs, kept.values())
+            notes = [*notes, *more]
         classes = kept_classes.after(captured, packed_inputs, kept.values(), notebook, keep) if keep else None
         if keep and ((unknown := handles_module.explain_unknown(keep, captured, packed_inputs, notebook)) is not None):
             raise unknown
@@ -286,11 +286,11 @@ class CellMagics(Magics):
     ) -> tuple[inputs.PackedInputs, list[str]]:
         """Return the inputs with the classes of kept values that use something else by now, and a sentence on each
         value whose class is not sent."""
-        more, told, otherwise = kept_classes.to_send(captured, handles, self.shell.user_ns)
+        more, notes, otherwise = kept_classes.to_send(captured, handles, self.shell.user_ns)
         if more is None:
-            return packed_inputs, told
+            return packed_inputs, notes
         packed = self._pack(current, replace(captured, inputs=(*captured.inputs, more)), options)
-        return (packed, told) if more.name in packed.values else (packed_inputs, [*told, *otherwise])
+        return (packed, notes) if more.name in packed.values else (packed_inputs, [*notes, *otherwise])
 
     def _pack(self, current: Session, captured: Captured, options: CellOptions) -> inputs.PackedInputs:
         notebook = self.shell.user_ns

@@ -225,8 +225,8 @@ class SubmittedView:
 
     def _rows(self) -> list[RunRow]:
         runs = tuple(self._runs)
-        told = distinctions([run.record.label for run in runs], self._given)
-        return [row_of(run, each) for run, each in zip(runs, told, strict=False)]
+        texts = distinctions([run.record.label for run in runs], self._given)
+        return [row_of(run, each) for run, each in zip(runs, texts, strict=False)]
 
     def _follow(self) -> None:
         while True:

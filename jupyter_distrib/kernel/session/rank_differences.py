@@ -86,12 +86,14 @@ def compare(session: Session, handle: RankValue) -> Differences:
     if len(handle.ranks) < 2:
         raise PoolError(f"`{handle.name}` is on {rank_list(handle.ranks)} only: there is nothing to compare it with.")
     every = _ask(session, handle, "summaries(__kept__)")
-    names = list(dict.fromkeys(name for told in every.values() for name in told))
-    sharded = [name for name in names if any(told.get(name, {}).get("kind") == "sharded" for told in every.values())]
+    names = list(dict.fromkeys(name for values in every.values() for name in values))
+    sharded = [
+        name for name in names if any(values.get(name, {}).get("kind") == "sharded" for values in every.values())
+    ]
     names = [name for name in names if name not in sharded]
     if not names:
         raise PoolError(f"`{handle.name}` is sharded over {rank_list(handle.ranks)}: each rank holds a different part.")
-    differing = [name for name in names if len({_key(told.get(name)) for told in every.values()}) > 1]
+    differing = [name for name in names if len({_key(values.get(name)) for values in every.values()}) > 1]
     shown = differing[:SHOWN]
     firsts = _firsts(session, handle, every, shown)
     return Differences(
@@ -109,19 +111,19 @@ def _ask(session: Session, handle: RankValue, call: str) -> dict[int, Any]:
     return {rank: results[rank] for rank in handle.ranks}
 
 
-def _key(told: Mapping[str, Any] | None) -> str:
+def _key(value: Mapping[str, Any] | None) -> str:
     """Return a text that is equal for equal values."""
-    if told is None:
+    if value is None:
         return ""
-    return f"{told['kind']} {told.get('form', '')} {told.get('digest', told.get('text', ''))}"
+    return f"{value['kind']} {value.get('form', '')} {value.get('digest', value.get('text', ''))}"
 
 
 def _difference(name: str, every: Every, first: str) -> Difference:
     groups: dict[str, list[int]] = {}
-    for rank, told in every.items():
-        groups.setdefault(_key(told.get(name)), []).append(rank)
+    for rank, values in every.items():
+        groups.setdefault(_key(values.get(name)), []).append(rank)
     told_of = {key: every[ranks[0]].get(name) for key, ranks in groups.items()}
-    forms = {told["form"] for told in told_of.values() if told and "form" in told}
+    forms = {values["form"] for values in told_of.values() if values and "form" in values}
     return Difference(
         name=name or "it",
         form=forms.pop() if len(forms) == 1 else "",
@@ -130,12 +132,14 @@ def _difference(name: str, every: Every, first: str) -> Difference:
     )
 
 
-def _holds(told: Mapping[str, Any] | None) -> str:
-    if told is None:
+def _holds(value: Mapping[str, Any] | None) -> str:
+    if value is None:
         return "not there"
-    if told["kind"] != "tensor":
-        return str(told["text"])
-    return f"norm {told['norm']:.8g}" if told["norm"] is not None else f"{told['form']}, digest {told['digest'][:6]}"
+    if value["kind"] != "tensor":
+        return str(value["text"])
+    return (
+        f"norm {value['norm']:.8g}" if value["norm"] is not None else f"{value['form']}, digest {value['digest'][:6]}"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- first index
@@ -145,9 +149,9 @@ def _firsts(session: Session, handle: RankValue, every: Every, names: Sequence[s
     """Return the first place at which tensors of the same form differ between ranks, with the elements there."""
     spans: dict[str, tuple[int, int]] = {}
     for name in names:
-        told = [each.get(name) or {} for each in every.values()]
-        if len({each.get("form") for each in told}) == 1 and told[0].get("count"):
-            spans[name] = 0, int(told[0]["count"])
+        values = [each.get(name) or {} for each in every.values()]
+        if len({each.get("form") for each in values}) == 1 and values[0].get("count"):
+            spans[name] = 0, int(values[0]["count"])
     while wide := {name: span for name, span in spans.items() if span[1] - span[0] > 1}:
         answers = _ask(session, handle, f"pieces(__kept__, {wide!r})")
         spans |= {name: _narrowed(span, [each[name] for each in answers.values()]) for name, span in wide.items()}
@@ -185,6 +189,6 @@ def _index(place: int, shape: Sequence[int]) -> list[int]:
 def _values(elements: Every, name: str) -> list[str]:
     """Return the distinct values, each with its ranks."""
     groups: dict[str, list[int]] = {}
-    for rank, told in elements.items():
-        groups.setdefault(f"{told[name]:.9g}", []).append(rank)
+    for rank, parts in elements.items():
+        groups.setdefault(f"{parts[name]:.9g}", []).append(rank)
     return [f"{value} ({rank_list(ranks)})" for value, ranks in groups.items()]

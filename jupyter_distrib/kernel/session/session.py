@@ -387,9 +387,9 @@ class Session:
         if listed is None:
             from jupyter_distrib.kernel.session import saved_runs
 
-            if told := saved_runs.about_lost(name, self.identity):
+            if sentence := saved_runs.about_lost(name, self.identity):
                 saved_runs.save_lost(self.choices.readable_settings()[0])
-                raise PoolError(told)
+                raise PoolError(sentence)
         connection = self.pools.connect(self.choices.pool) if listed is None else self.pools.connections.reach(listed)
         remark = f"runs on {where}" if listed is not None and (where := detached.elsewhere(listed)) else ""
 

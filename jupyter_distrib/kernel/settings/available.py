@@ -36,9 +36,9 @@ def for_strategy(options: Options, size: GroupSize) -> Options:
         except DistributedError as error:
             nodes = options.pool_options.get("nodes", "")
             flag, wanted = "--gpus" if size.gpus else "--ranks", options.gpus or options.ranks
-            told = f"--nodes {nodes}" if ":" in nodes else f"{flag} {wanted}"
+            asked = f"--nodes {nodes}" if ":" in nodes else f"{flag} {wanted}"
             raise type(error)(
-                f"{told} may give {ranks} rank{'s' * (ranks > 1)}, which does not work: {error}"
+                f"{asked} may give {ranks} rank{'s' * (ranks > 1)}, which does not work: {error}"
             ) from None
     if (own := strategy.ready(name, given, start)) is not given:
         options = replace(options, strategy_options=dict(own))

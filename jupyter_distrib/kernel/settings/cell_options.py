@@ -280,8 +280,8 @@ class Options:
     def given(self) -> dict[str, object]:
         """Return the options that are set, by their keywords, with the strategy's options, but without `env` and the
         pool's options, which may hold secrets."""
-        told = zip(_REPORTED, _reported(self), strict=True)
-        given = {name: str(value) if isinstance(value, NumberRange) else value for name, value in told if value}
+        pairs = zip(_REPORTED, _reported(self), strict=True)
+        given = {name: str(value) if isinstance(value, NumberRange) else value for name, value in pairs if value}
         return given | self.strategy_options
 
 
@@ -402,8 +402,8 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         )
     size = options.gpus or options.ranks
     if isinstance(size, NumberRange):
-        told = f"{named('gpus' if options.gpus else 'ranks')} {size}"
-        refuse_conflicts_of_range(options, told, size.least, named)
+        given = f"{named('gpus' if options.gpus else 'ranks')} {size}"
+        refuse_conflicts_of_range(options, given, size.least, named)
     if options.restart_on and not options.max_restarts:
         raise OptionsError(f"{named('restart_on')} needs {named('max_restarts')}, the maximum number of restarts")
     if size and options.min_ranks and options.min_ranks > size:
@@ -428,26 +428,26 @@ def _refuse_conflicts(options: Options, named: Callable[[str], str]) -> None:
         raise OptionsError(f"{named('out')} and {named('keep')} both bind {options.out}: choose another name for one")
 
 
-def refuse_conflicts_of_range(options: Options, told: str, least: int, named: Callable[[str], str]) -> None:
+def refuse_conflicts_of_range(options: Options, given: str, least: int, named: Callable[[str], str]) -> None:
     """Raise `OptionsError` for options that conflict with a size such as `2:8`.
 
     Args:
         options: The options of a cell.
-        told: The option with the range, as the user writes it.
+        given: The option with the range, as the user writes it.
         least: The minimum number of ranks.
         named: Returns an option as the user writes it.
     """
     if options.min_ranks:
-        raise OptionsError(f"{named('min_ranks')} and {told} exclude each other: {least} is the minimum already")
+        raise OptionsError(f"{named('min_ranks')} and {given} exclude each other: {least} is the minimum already")
     if options.on:
         raise OptionsError(
-            f"{named('on')} and {told} exclude each other: the numbers of the ranks depend on how many there are"
+            f"{named('on')} and {given} exclude each other: the numbers of the ranks depend on how many there are"
         )
     if options.keep:
-        raise OptionsError(f"{named('keep')} and {told} exclude each other: more ranks are new processes, without it")
+        raise OptionsError(f"{named('keep')} and {given} exclude each other: more ranks are new processes, without it")
     if options.sweep:
         raise OptionsError(
-            f"{named('sweep')} and {told} exclude each other: its runs share the pool, so give each a fixed number"
+            f"{named('sweep')} and {given} exclude each other: its runs share the pool, so give each a fixed number"
         )
 
 

@@ -122,9 +122,11 @@ def _without_own(settings: Settings, content: dict[str, Any], shown: str) -> tup
     found = [key for key in project_files.OF_USER if key in content]
     if not found:
         return settings, content
-    told = f"{' and '.join(found)} in {shown} is not followed: only your own file, {find_files.user_file()}, sets it."
+    sentence = (
+        f"{' and '.join(found)} in {shown} is not followed: only your own file, {find_files.user_file()}, sets it."
+    )
     left = {key: value for key, value in content.items() if key not in found}
-    return replace(settings, ignored=(*settings.ignored, told)), left
+    return replace(settings, ignored=(*settings.ignored, sentence)), left
 
 
 def _of_project(

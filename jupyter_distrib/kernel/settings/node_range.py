@@ -42,13 +42,13 @@ def check(given: Options, filled: Options) -> None:
                 "--grow-after needs a range of ranks, such as --ranks 2:8: a cell with a fixed number does not grow"
             )
         return
-    told, most, size = f"--nodes {nodes}", int(nodes), filled.size
+    wanted, most, size = f"--nodes {nodes}", int(nodes), filled.size
     if not size.count:
-        raise OptionsError(f"{told} needs --gpus N or --ranks N, the number of ranks on all {most} nodes")
-    _check_size(size, nodes, told, lambda value: f"--{'gpus' if size.gpus else 'ranks'} {value}".rstrip())
+        raise OptionsError(f"{wanted} needs --gpus N or --ranks N, the number of ranks on all {most} nodes")
+    _check_size(size, nodes, wanted, lambda value: f"--{'gpus' if size.gpus else 'ranks'} {value}".rstrip())
     if "nodes" in given.pool_options:
         least = nodes.least * size.count // most
-        refuse_conflicts_of_range(given, told, least, lambda name: f"--{name.replace('_', '-')}")
+        refuse_conflicts_of_range(given, wanted, least, lambda name: f"--{name.replace('_', '-')}")
 
 
 def check_pool(size: GroupSize, nodes: object) -> None:
@@ -58,25 +58,25 @@ def check_pool(size: GroupSize, nodes: object) -> None:
         _check_size(size, nodes, f"nodes = '{nodes}'", lambda value: f"{name} = '{value}'" if value else name)
 
 
-def _check_size(size: GroupSize, nodes: NumberRange, told: str, say: Callable[[str], str]) -> None:
+def _check_size(size: GroupSize, nodes: NumberRange, wanted: str, say: Callable[[str], str]) -> None:
     """Raise `OptionsError` for a number of ranks that is not the same on each of these nodes.
 
     Args:
         size: The size.
         nodes: The range.
-        told: The range, as the user writes it.
+        wanted: The range, as the user writes it.
         say: Returns the option of the size with this value, or its name alone for an empty one, as the user writes it.
     """
     assert size.count
     if size.count % nodes:
         raise OptionsError(
-            f"{told} puts the same number of ranks on each node, so {say('')} must be a multiple of {int(nodes)}; "
+            f"{wanted} puts the same number of ranks on each node, so {say('')} must be a multiple of {int(nodes)}; "
             f"got {size.count}"
         )
     if size.least and size != _of(size, nodes):
         given = NumberRange(size.count, size.least, size.step)
         raise OptionsError(
-            f"{told} and {say(str(given))} exclude each other: give {say('')} the number of ranks on all "
+            f"{wanted} and {say(str(given))} exclude each other: give {say('')} the number of ranks on all "
             f"{int(nodes)} nodes"
         )
 

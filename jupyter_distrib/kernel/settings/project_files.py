@@ -148,11 +148,11 @@ def _asks(pool: NamedPool, table: Mapping[str, Any], own: NamedPool | None, opti
     is_more = not every and (pool.size.count or 0) > _most_ranks(gpus=pool.size.gpus)
     too_many = {"ranks", "gpus"} if is_more else set()
     asks = {key: pool.options.get(key, value) for key, value in table.items() if key not in unasked - too_many}
-    told = {
+    lines = {
         key: _printable(str(value)) if value is not True else "" for key, value in asks.items() if value is not False
     }
     more = dict.fromkeys(too_many, " (more than this machine has)")
-    return [f"{key} = {value}{more.get(key, '')}" if value else key for key, value in told.items()]
+    return [f"{key} = {value}{more.get(key, '')}" if value else key for key, value in lines.items()]
 
 
 def _most_ranks(*, gpus: bool) -> int:

@@ -49,10 +49,10 @@ class PoolForms:
             case "write_pool":
                 return _written(request)
             case _:
-                told = session.current().choices.trust(
+                answer = session.current().choices.trust(
                     str(request.get("pool")) or None, seen=str(request.get("digest"))
                 )
-                return {"told": told}
+                return {"told": answer}
         return {}
 
     def end_trial(self, name: str = "") -> None:

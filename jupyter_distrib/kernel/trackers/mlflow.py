@@ -334,10 +334,10 @@ class MLflowObserver(Observer):
         import mlflow
 
         try:
-            told = moved_to(self._client, self._id)
-            if told is None:
+            moved = moved_to(self._client, self._id)
+            if moved is None:
                 return False
-            self._id, self._uri = told
+            self._id, self._uri = moved
             self._client = mlflow.MlflowClient(self._uri)
             self._run.note(self._where(self._client.get_run(self._id).info.experiment_id))
             self._describe()

@@ -51,8 +51,8 @@ def drawn(names: Sequence[str], rows: Sequence[Sequence[Value]], best: str, widt
     for row, line in reversed(whole):  # the best on top
         spots = tuple((x, BOTTOM - place * (BOTTOM - TOP)) for x, place in zip(across, line, strict=True))
         marks.append(Stroke(spots, colour="others" if row else "first", width=1.0 if row else 1.8))
-    told = f"{names[-1]} by {', '.join(names[:-1])}" + (f": {best}" if best else "")
-    return Drawing(names=(), width=width, height=HEIGHT, marks=tuple(marks), left_out=0, sentences=(told,))
+    caption = f"{names[-1]} by {', '.join(names[:-1])}" + (f": {best}" if best else "")
+    return Drawing(names=(), width=width, height=HEIGHT, marks=tuple(marks), left_out=0, sentences=(caption,))
 
 
 def axis_of(name: str, values: Sequence[Value]) -> Axis:

@@ -307,8 +307,10 @@ def _metrics(group: Sequence[RankRecord]) -> str:
         odd = {rank.rank: rank.not_finite[name] for rank in group if not isfinite(rank.metrics.get(name, 0.0))}
         low, high = (f"{edge(numbers, default=nan):.4g}" for edge in (min, max))
         known = "" if not numbers else low if low == high else f"{low} to {high}"
-        told = not_finite.of_ranks(odd, len(values))
-        texts.append(f"{short(name)} {known} ({told})" if known and told else f"{short(name)} {known or told}")
+        sentence = not_finite.of_ranks(odd, len(values))
+        texts.append(
+            f"{short(name)} {known} ({sentence})" if known and sentence else f"{short(name)} {known or sentence}"
+        )
     return "  ".join(texts)
 
 

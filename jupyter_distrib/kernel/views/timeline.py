@@ -85,8 +85,8 @@ def picture(record: RunRecord) -> Drawing | None:
     height = row * len(found.rows) + LEGEND
     marks = [mark for place, each in enumerate(found.rows.items()) for mark in _row(place, *each, row)]
     marks += _legend(found, row * len(found.rows))
-    told = f"Steps behind the leading rank over {duration(found.seconds)}: {spoken(found)}"
-    return Drawing(names=(), width=WIDTH, height=height, marks=tuple(marks), left_out=0, sentences=(told,))
+    caption = f"Steps behind the leading rank over {duration(found.seconds)}: {spoken(found)}"
+    return Drawing(names=(), width=WIDTH, height=height, marks=tuple(marks), left_out=0, sentences=(caption,))
 
 
 def spoken(found: Levels) -> str:

@@ -28,13 +28,13 @@ DEFAULT_IDLE_S = 600.0
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
-    if told["folder"] not in sys.path:
+    given = json.load(sys.stdin)
+    if given["folder"] not in sys.path:
         # The kernel found the class in this folder, which it may have added to the path itself.
-        sys.path.append(told["folder"])
-    module, _, name = told["pool"].partition(":")
+        sys.path.append(given["folder"])
+    module, _, name = given["pool"].partition(":")
     cls: type[HostsPool] = attrgetter(name)(importlib.import_module(module))
-    _serve(cls(**told["options"]), sys.argv[1:])
+    _serve(cls(**given["options"]), sys.argv[1:])
 
 
 def _serve(pool: HostsPool, arguments: Sequence[str]) -> None:

@@ -164,8 +164,12 @@ class HostsPool:
 
         self.check_complete()
         folder, version = self._home()
-        told = {"folder": folder, "pool": f"{type(self).__module__}:{type(self).__qualname__}", "options": self.check()}
-        text = json.dumps(told, sort_keys=True)
+        given = {
+            "folder": folder,
+            "pool": f"{type(self).__module__}:{type(self).__qualname__}",
+            "options": self.check(),
+        }
+        text = json.dumps(given, sort_keys=True)
         home = Home(name=f"{self.kind}-{fingerprint(text, *version)}", module=MODULE, stdin_text=text)
         return greeted(
             home.reach(), hello, sink, lambda reason: lost("the process that holds the hosts' connections has ended")

@@ -349,10 +349,12 @@ class HostsReservation:
         hosts: dict[str, list[str]] = {}
         for each, gpus in zip(candidates, found, strict=True):
             hosts.setdefault(gpus.problem, []).append(each.host.name)
-        told = [f"on host{'s' * (len(names) > 1)} {', '.join(names)} {text}" for text, names in hosts.items() if text]
-        if refused and told and (self._command.size or self._command.gpu_type):
-            raise PoolError(f"{asked(self._command)}, but {' And '.join(told)}")
-        return told
+        reasons = [
+            f"on host{'s' * (len(names) > 1)} {', '.join(names)} {text}" for text, names in hosts.items() if text
+        ]
+        if refused and reasons and (self._command.size or self._command.gpu_type):
+            raise PoolError(f"{asked(self._command)}, but {' And '.join(reasons)}")
+        return reasons
 
     def _plan(
         self, candidates: Sequence[_Candidate], found: Sequence[HostGpus], *, gpus: bool, free: bool

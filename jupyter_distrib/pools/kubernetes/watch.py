@@ -53,8 +53,8 @@ class Watch:
     def end_of(self, limit_s: float) -> str:
         """Return how a pod has ended, as soon as that is known; empty if none has."""
         with self._changed:
-            told: Callable[[], str] = lambda: words.end_of([*self._gone.values(), *self._pods.values()])  # noqa: E731
-            return self._changed.wait_for(told, limit_s)
+            ended: Callable[[], str] = lambda: words.end_of([*self._gone.values(), *self._pods.values()])  # noqa: E731
+            return self._changed.wait_for(ended, limit_s)
 
     def close(self) -> None:
         """Stop watching. Blocks for a moment."""

@@ -271,8 +271,8 @@ def _containers(pod: Object) -> list[Object]:
 
 def warning(events: Sequence[Object]) -> str:
     """Return the message of the last event of a Job that says why it has no pods."""
-    told = [each for each in events if each.get("reason") in _WARNINGS]
-    text = str(told[-1].get("message", "")) if told else ""
+    warnings = [each for each in events if each.get("reason") in _WARNINGS]
+    text = str(warnings[-1].get("message", "")) if warnings else ""
     return meaning(text) or (f"{_part(text)}." if text else "")
 
 

@@ -44,20 +44,20 @@ LATE_S = 20.0
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
+    given = json.load(sys.stdin)
     signals.reset()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    place = Place(Path(told["folder"]))
+    place = Place(Path(given["folder"]))
     if (lock := place.hold()) is None:
         return  # another keeper was first
     left = place.record()
     if left is not None and left.alive:
-        Keeper(place, left).take_over(wanted=bool(told.get("wanted")))
-    elif plan := told.get("plan"):
+        Keeper(place, left).take_over(wanted=bool(given.get("wanted")))
+    elif plan := given.get("plan"):
         place.asked_for_end()  # files of an earlier life
         path, now_s = os.environ.get("PATH", os.defpath), time.time()
-        fresh = Record(life=told["life"], state=STARTING, plan=plan, path=path, began_at_s=now_s)
+        fresh = Record(life=given["life"], state=STARTING, plan=plan, path=path, began_at_s=now_s)
         Keeper(place, fresh).live()
     lock.close()
 

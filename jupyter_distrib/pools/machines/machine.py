@@ -87,7 +87,7 @@ class Machine:
         return start_keeper(self.place, {"life": life, "plan": self.plan, "wanted": True})
 
 
-def start_keeper(place: Place, told: Mapping[str, object]) -> subprocess.Popen[bytes]:
+def start_keeper(place: Place, given: Mapping[str, object]) -> subprocess.Popen[bytes]:
     """Start the process that holds machines, and tell it what to do: see `keeper.py`."""
     with paths.opened(place.keeper_log) as log:
         process = subprocess.Popen(
@@ -101,7 +101,7 @@ def start_keeper(place: Place, told: Mapping[str, object]) -> subprocess.Popen[b
         )
     assert process.stdin is not None
     with process.stdin as pipe:
-        pipe.write(json.dumps({"folder": str(place.folder), **told}).encode())
+        pipe.write(json.dumps({"folder": str(place.folder), **given}).encode())
     threading.Thread(target=process.wait, name="jupyter_distrib-agent", daemon=True).start()
     return process
 

@@ -83,9 +83,9 @@ class SparkPool:
 
     def connect(self, hello: m.Hello, sink: Sink, lost: Lost) -> LocalNode:
         check(self._options.get("master", ""))
-        told = json.dumps({**self._options, "name": "jupyter_distrib"}, sort_keys=True)
+        given = json.dumps({**self._options, "name": "jupyter_distrib"}, sort_keys=True)
         places = [os.environ.get(name) for name in PLACES]
-        home = Home(name=f"spark-{fingerprint(told, *places)}", module="jupyter_distrib.pools.spark", stdin_text=told)
+        home = Home(name=f"spark-{fingerprint(given, *places)}", module="jupyter_distrib.pools.spark", stdin_text=given)
         reason = "the process that holds the Spark application has ended"
         return greeted(home.reach(), hello, sink, lambda _: lost(reason))
 

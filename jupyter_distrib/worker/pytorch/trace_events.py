@@ -146,13 +146,13 @@ def _converted(events: Sequence[Event], numbers: dict[Any, int], rank: int, zero
                 sizes = {name: size for name, size in sizes.items() if size or name == "allocated"}
                 yield _line(at_us, {"ph": "C", "name": kind, "pid": NUMBERS * rank, "args": sizes})
             continue
-        told: Event = {key: each for key, each in event.items() if key not in ("ts", "args", "pid", "id")}
-        told["pid"] = pid
+        copied: Event = {key: each for key, each in event.items() if key not in ("ts", "args", "pid", "id")}
+        copied["pid"] = pid
         if "id" in event:
-            told["id"] = rank * FLOWS + int(event["id"]) % FLOWS
+            copied["id"] = rank * FLOWS + int(event["id"]) % FLOWS
         if args := {key: each for key, each in event.get("args", {}).items() if key not in NOT_TOLD}:
-            told["args"] = args
-        yield _line(at_us, told)
+            copied["args"] = args
+        yield _line(at_us, copied)
 
 
 def _busiest(events: Sequence[Event], pid: int) -> dict[str, float]:

@@ -38,8 +38,8 @@ def _availability(what: str, total: float, free: float, holders: Sequence[str]) 
 
 def _holders(server: m.ServerStatus, nodes: Sequence[m.NodeStatus]) -> list[str]:
     """Return the holders of devices, each once."""
-    told = [gpu.holder for gpu in server.gpus] + [holder for node in nodes for holder in node.holders]
-    return list(dict.fromkeys(filter(None, told or [group.holder for group in server.groups if group.workers])))
+    holders = [gpu.holder for gpu in server.gpus] + [holder for node in nodes for holder in node.holders]
+    return list(dict.fromkeys(filter(None, holders or [group.holder for group in server.groups if group.workers])))
 
 
 def _sum(counts: Sequence[float | None]) -> float | None:

@@ -116,10 +116,10 @@ def _was_requested(each: Distribution) -> bool:
 def origin(each: Distribution) -> dict[str, object]:
     """Return the source of a package that does not come from an index (PEP 610); else an empty text."""
     try:
-        told = json.loads(each.read("direct_url.json") or "{}")
+        found = json.loads(each.read("direct_url.json") or "{}")
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_editable(each: Distribution) -> bool:
@@ -136,13 +136,13 @@ def _source_folder(each: Distribution) -> str:
 
 def requirement(each: Distribution) -> str:
     """Return the requirement to pass to an installer; empty if no installer elsewhere can satisfy it."""
-    told = origin(each)
-    url = str(told.get("url", ""))
+    source = origin(each)
+    url = str(source.get("url", ""))
     if not url:
         return f"{each.name}=={distributions.public(each.version)}"
     if url.startswith("file:"):
         return ""
-    vcs = told.get("vcs_info")
+    vcs = source.get("vcs_info")
     if isinstance(vcs, dict):
         return f"{each.name} @ {vcs.get('vcs')}+{url}@{vcs.get('commit_id')}"
     return f"{each.name} @ {url}"

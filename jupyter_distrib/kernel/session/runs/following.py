@@ -172,8 +172,8 @@ def _to_message(event: m.RunEvent) -> Event | None:
         case m.Measured():
             return _metrics(event.rank, event.step, event.values)
         case m.Progressed():
-            told = {"rank": event.rank, "label": event.label, "step": event.step, "total": event.total}
-            return {"event": "progress", **told}
+            fields = {"rank": event.rank, "label": event.label, "step": event.step, "total": event.total}
+            return {"event": "progress", **fields}
         case m.Noted():
             return {"event": "note", "rank": event.rank, "text": event.text}
         case m.Stalled():
@@ -181,8 +181,8 @@ def _to_message(event: m.RunEvent) -> Event | None:
         case m.Moved():
             return {"event": "stall", "text": ""}
         case m.Restarted():
-            told = {"attempt": event.attempt, "max_restarts": event.max_restarts, "cause": event.cause}
-            return {"event": "restart", **told, **({"ranks": len(event.ranks)} if event.ranks else {})}
+            fields = {"attempt": event.attempt, "max_restarts": event.max_restarts, "cause": event.cause}
+            return {"event": "restart", **fields, **({"ranks": len(event.ranks)} if event.ranks else {})}
         case m.Started():
             return {"event": "rank", "rank": event.rank, "state": "running"}
         case m.Returned():
@@ -199,5 +199,5 @@ def _to_message(event: m.RunEvent) -> Event | None:
 
 
 def _metrics(rank: int, step: int, values: dict[str, float]) -> Event:
-    told = {name: json_lines.number(value) for name, value in values.items()}
-    return {"event": "metrics", "rank": rank, "step": step, "values": told}
+    numbers = {name: json_lines.number(value) for name, value in values.items()}
+    return {"event": "metrics", "rank": rank, "step": step, "values": numbers}

@@ -145,14 +145,14 @@ def sentence(parts: Mapping[int, m.Profiled], ranks: Sequence[int], path: str) -
         note = parts[rank].note if rank in parts else "it ended before it could send its part"
         if note:
             notes.setdefault(note, []).append(rank)
-    told = [f"{rank_list(which)}: {note}" for note, which in notes.items()]
+    texts = [f"{rank_list(which)}: {note}" for note, which in notes.items()]
     if not recorded:
-        return f"--profile has recorded nothing ({'; '.join(told)})"
+        return f"--profile has recorded nothing ({'; '.join(texts)})"
     of = rank_list([rank for rank in ranks if rank not in missing])
     first = next(iter(recorded.values()))
     what = _steps(first) if first.steps else f"{_duration(first.seconds)} of the cell"
     text = f"{path} shows {what} on {of}; open it at https://ui.perfetto.dev or in chrome://tracing."
-    return " ".join([text, *(f"{each[0].upper()}{each[1:]}." for each in (*_time(recorded), *told))])
+    return " ".join([text, *(f"{each[0].upper()}{each[1:]}." for each in (*_time(recorded), *texts))])
 
 
 def _steps(part: m.Profiled) -> str:

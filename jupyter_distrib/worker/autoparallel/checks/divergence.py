@@ -89,8 +89,8 @@ class LossComparison:
         if all(each.has_come(wait_s) for each in (*self._mine, *self._targets)):
             self._published = True
             losses, targets = [float(each.read()) for each in self._mine], [each.read() for each in self._targets]
-            told = len(targets) == LOSSES and all(map(_tells_batches_apart, targets))
-            sums = [float(each.double().dot(_weights(len(each)))) for each in targets] if told else []
+            distinct = len(targets) == LOSSES and all(map(_tells_batches_apart, targets))
+            sums = [float(each.double().dot(_weights(len(each)))) for each in targets] if distinct else []
             board.put(_losses_of(identity.rank()), json.dumps([losses, sums]))
 
     def are_the_same(self) -> str:
