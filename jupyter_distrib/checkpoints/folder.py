@@ -205,6 +205,12 @@ def is_of_checkpoint(name: str) -> bool:
     return name == METADATA or fnmatch.fnmatchcase(name, _DATA) or fnmatch.fnmatchcase(name, _BESIDE)
 
 
+def is_ignored(name: str) -> bool:
+    """Return whether this is a file that the system, a desktop or JupyterLab leaves in any folder, such as
+    `lost+found`, `.DS_Store` and `.ipynb_checkpoints`."""
+    return name == "lost+found" or (name.startswith(".") and not is_of_checkpoint(name))
+
+
 def is_checkpoint(folder: Path) -> bool:
     return os.path.isfile(folder / METADATA)  # False in a folder that is closed to this user
 
@@ -274,7 +280,7 @@ def refusal_to_read(folder: Path) -> str | None:
 
 
 def _holds_something_else(folder: Path) -> bool:
-    return not all(is_of_checkpoint(each.name) for each in folder.iterdir())
+    return not all(is_of_checkpoint(each.name) or is_ignored(each.name) for each in folder.iterdir())
 
 
 def _listed(folder: Path) -> str:

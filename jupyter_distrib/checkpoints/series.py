@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jupyter_distrib.checkpoints import reader
-from jupyter_distrib.checkpoints.folder import is_checkpoint, is_of_checkpoint, taken_away
+from jupyter_distrib.checkpoints.folder import is_checkpoint, is_ignored, is_of_checkpoint, taken_away
 from jupyter_distrib.checkpoints.place import METADATA, CheckpointFolder, Identity
 from jupyter_distrib.errors import DistributedError
 from jupyter_distrib.system import other_users, outside_text
@@ -123,8 +123,8 @@ def refusal_to_extend(folder: Path) -> str | None:
     members, foreign = _members(folder)
     if foreign:
         return f"{_whose(foreign[0])}: choose a folder of your own for the checkpoints."
-    if others := {*folder.iterdir()} - {*members}:
-        found = outside_text.shown(min(others).name)
+    if others := [each.name for each in {*folder.iterdir()} - {*members} if not is_ignored(each.name)]:
+        found = outside_text.shown(min(others))
         return f"{folder} holds other files ({found}): choose another folder for the checkpoints."
     return None
 
@@ -135,9 +135,10 @@ def refusal_to_resume(folder: Path) -> str | None:
         return f"{folder} is a file, and a checkpoint is a folder: torch.load() may be able to read it."
     try:
         members = {each for found in _members(folder) for each in found}
-        others = [each.name for each in folder.iterdir() if each not in members and not is_of_checkpoint(each.name)]
+        names = [each.name for each in folder.iterdir() if each not in members]
     except OSError:  # there is none
         return None
+    others = [each for each in names if not is_of_checkpoint(each) and not is_ignored(each)]
     if not others:
         return None
     return (

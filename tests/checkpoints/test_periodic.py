@@ -152,6 +152,20 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], sentence: str):
         save("ckpt", number=1, **settings)
 
 
+@pytest.mark.parametrize("settings", [{}, {"keep": 1}])
+def test_what_the_system_a_desktop_or_jupyterlab_leaves_in_a_folder_is_in_nobodys_way(settings: dict[str, Any]):
+    for name in ("lost+found", ".ipynb_checkpoints", ".snapshot"):
+        Path("disk", name).mkdir(parents=True)
+    Path("disk/.DS_Store").touch()
+    assert resume("disk", model=nn.Linear(2, 2)) == {}
+
+    save("disk", number=1, **settings)
+    periodic._finish(ok=True)
+
+    assert load("disk") == {"number": 1}
+    assert {"lost+found", ".ipynb_checkpoints", ".snapshot", ".DS_Store"} < set(os.listdir("disk"))
+
+
 def test_a_folder_of_other_files_and_one_checkpoint_are_left_alone():
     save("single", number=1)
     with pytest.raises(DistributedError, match="single is one checkpoint, written without every_s or keep"):
