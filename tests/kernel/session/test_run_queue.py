@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 
 import pytest
 
-from jupyter_distrib.errors import DistributedError, PoolError
+from jupyter_distrib.errors import DistributedError, PoolError, RankLost
 from jupyter_distrib.kernel.record.record import RunRecord
+from jupyter_distrib.kernel.session.runs.observers import EndObserver
 from jupyter_distrib.kernel.session.runs.run import PoolLink, Run
 from jupyter_distrib.kernel.session.runs.run_queue import Capacity, RunQueue, Submission
 from jupyter_distrib.kernel.settings.cell_options import GroupSize
@@ -66,6 +69,31 @@ class Bed:
 @pytest.fixture
 def bed() -> Bed:
     return Bed(Capacity(gpus=0, cpus=2))
+
+
+def test_a_result_comes_when_the_end_has_been_shown(bed: Bed) -> None:
+    run = bed.submit("a")
+    assert bed.next() == "a"
+    seen: list[str] = []
+    may_show = threading.Event()
+
+    def show() -> None:
+        may_show.wait(0.5)
+        seen.append("shown")
+
+    def wait() -> None:
+        with suppress(RankLost):  # there are no ranks
+            run.result()
+        seen.append("result")
+        may_show.set()
+
+    run.observers.add(EndObserver(show))
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    bed.end(run)
+    waiting.join()
+
+    assert seen == ["shown", "result"]
 
 
 def test_as_many_runs_as_there_is_room_for_begin_in_the_order_of_their_calls(bed: Bed) -> None:

@@ -49,6 +49,8 @@ _UNANSWERED_S = 1.0
 STACKS_S = 2.0
 """Seconds to wait for the ranks' stacks; for a rank that cannot answer, an answer comes within 0.7 s."""
 POLL_S = 0.02
+_SHOWN_S = 1.0
+"""Maximum seconds that `result` waits for what other threads show of the end."""
 _AWAKE_S = 0.25
 """Seconds after which a loop that awaits a run looks whether its task was cancelled."""
 
@@ -296,6 +298,7 @@ class Run:
         limit_s = timeout_s if timeout is None else timeout
         if not self.wait_ended(limit_s):
             raise TimeoutError(f"run {self.id} has not ended after {limit_s} s; it goes on.")
+        interrupts.wait(self.clock.shown, _SHOWN_S)  # the program may end with this call
         return self._conclude()
 
     @overload
@@ -471,6 +474,7 @@ class Run:
         finally:
             with self._lock:
                 self.observers.notify(event, self.record)
+            self.clock.shown.set()
 
     def _apply(self, event: m.RunEvent) -> None:
         """Apply an event to the record. What a rank prints or displays may be anything, and may cost no more than its
@@ -608,6 +612,8 @@ class RunClock:
         """Start time in seconds since the epoch."""
         self.ended = threading.Event()
         """An event that is set when nothing of the run is left to do."""
+        self.shown = threading.Event()
+        """An event that is set when the observers have shown the end, too."""
         self._began_s = time.monotonic() - age_s
         self._stopped_s: float | None = None
 
