@@ -172,6 +172,7 @@ class Notebook:
 
     def shows(self, text: str, timeout_s: float = 60.0) -> bool:
         """Wait until this text can be read under the running cell; False if the cell ends without."""
+        assert len(text) > 2 or not text.isascii(), f"{text!r} is also part of what the view says while a cell waits"
         deadline = time.monotonic() + timeout_s
         while text not in self._outcome.text and text not in str(self._outcome.live):
             if self._take(deadline):

@@ -132,9 +132,9 @@ def test_a_detached_run_grows_without_its_kernel_and_its_history_says_so(bed: Gp
             dedent("""\
                 import time
                 while not job.record.restarts: time.sleep(0.01)
-                print(job.record.world_size)""")
+                print('grown to', job.record.world_size)""")
         )
-        other.until("8")
+        other.until("grown to 8")
         other.finish()
         end.touch()
 

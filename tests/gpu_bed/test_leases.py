@@ -125,11 +125,11 @@ def test_a_refusal_names_the_run_of_the_holder(bed: GpuBed) -> None:
         first.start(
             dedent("""\
                 %%distributed --gpus 8
-                print('on')
+                print('holding')
                 import signal
                 signal.pause()""")
         )
-        first.until("on")
+        first.until("holding")
         refused = second.fails("%%distributed --gpus 1\n1")
         first.interrupt()
         first.finish()

@@ -52,8 +52,8 @@ def test_a_running_cell_is_reported_and_the_next_is_good(book: Notebook, tmp_pat
     own = Cluster(nodes=1)
     try:
         coordinator = begin(book, own, tmp_path)
-        book.start(f"{LINE}import time\nprint('in', flush=True)\ntime.sleep(300)")
-        book.until("in")
+        book.start(f"{LINE}import time\nprint('entered', flush=True)\ntime.sleep(300)")
+        book.until("entered")
         own.close()
         outcome = book.finish(60)
         assert outcome.ename == "RankLost", outcome.text

@@ -77,8 +77,8 @@ def test_a_cluster_that_goes_away_in_mid_run_is_reported(tmp_path: Path) -> None
         with Notebook(tmp_path, env={"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}) as book:
             book.ok("%load_ext jupyter_distrib")
             assert book.cell(f"%%distributed {at}\nrank;", timeout_s=150).status == "ok"
-            book.start(f"%%distributed {at}\nimport time\nprint('in', flush=True)\ntime.sleep(300)")
-            book.until("in")
+            book.start(f"%%distributed {at}\nimport time\nprint('entered', flush=True)\ntime.sleep(300)")
+            book.until("entered")
             own.ask("kill")
             outcome = book.finish(120)
             assert outcome.ename == "RankLost", outcome.text

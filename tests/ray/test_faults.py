@@ -102,10 +102,10 @@ def test_an_interrupt_stops_ranks_of_all_nodes_in_a_collective(book: Notebook) -
         dedent("""\
             %%distributed --strategy ddp
             import time, torch, torch.distributed as dist
-            print('in', flush=True)
+            print('entered', flush=True)
             time.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))""")
     )
-    book.until("in")
+    book.until("entered")
     book.interrupt()
     outcome = book.finish()
     assert outcome.ename == "KeyboardInterrupt", outcome.text
@@ -170,10 +170,10 @@ def test_a_coordinator_that_is_killed_leaves_nothing(book: Notebook) -> None:
         dedent("""\
             %%distributed
             import time
-            print('in', flush=True)
+            print('entered', flush=True)
             time.sleep(100)""")
     )
-    book.until("in")
+    book.until("entered")
     os.kill(coordinator, signal.SIGKILL)
     outcome = book.finish()
     assert "the process that holds the Ray cluster has ended" in outcome.traceback
@@ -331,17 +331,19 @@ def test_a_node_that_is_lost_is_reported(cluster: Cluster, tmp_path: Path) -> No
             line
             + dedent("""\
                 import time
-                print('in', flush=True)
+                print('entered', flush=True)
                 time.sleep(300)""")
         )
-        book.until("[0-1] in")
+        book.until("[0-1] entered")
         cluster.ask("lose")
         outcome = book.finish(90)
         assert outcome.ename == "RankLost", outcome.text
         assert "node 127.0.0.3 was lost" in outcome.traceback
         told = book.ok("%distributed_logs").stdout
         cluster.ask("add")
-        found = re.match(r"--- rank (\d)\nin\nRank (\d) of run \S+ printed more, but the log is empty or gone", told)
+        found = re.match(
+            r"--- rank (\d)\nentered\nRank (\d) of run \S+ printed more, but the log is empty or gone", told
+        )
         assert found is not None, told
         assert {found[1], found[2]} == {"0", "1"}, "the log of the other rank is on the other node"
         assert book.cell(line + "rank", timeout_s=90).result == "rank 0: 0\nrank 1: 1"

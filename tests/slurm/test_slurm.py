@@ -312,7 +312,7 @@ def test_an_srun_that_is_killed_is_replaced_and_the_ranks_go_on(bed: SlurmBed, t
         group = one.group(2)
         source = dedent("""\
             import os, time
-            print('in', flush=True)
+            print('entered', flush=True)
             while not os.path.exists(flag):
                 time.sleep(0.01)
             os.getpid()""")
@@ -346,19 +346,19 @@ def test_a_job_that_is_preempted_is_reported_and_with_restarts_the_cell_goes_on_
     write_trusted(tmp_path, "\n".join([*lines, 'interface = "lo"', ""]))
     waits = dedent("""\
         import os, time
-        print('in', flush=True)
+        print('entered', flush=True)
         while not os.path.exists(flag):
             time.sleep(0.01)
         rank""")
     with Notebook(tmp_path) as book:
         book.ok(f"%load_ext jupyter_distrib\nflag = {str(tmp_path / 'flag')!r}")
         book.start(f"%%distributed --ranks 2\n{waits}")
-        book.until("in")
+        book.until("entered")
         preempt(bed)
         outcome = book.finish(150)
         assert re.search(r"node n\d was lost: job \d+ was preempted by another one: ", outcome.traceback), outcome.text
         book.start(f"%%distributed --ranks 2 --max-restarts 2 --wait 200\n{waits}")
-        book.until("in")
+        book.until("entered")
         preempt(bed)
         (tmp_path / "flag").touch()
         outcome = book.finish(200)
@@ -527,7 +527,7 @@ def test_a_job_of_the_notebook_that_is_requeued_is_waited_for_and_the_cell_goes_
     write_trusted(tmp_path, "\n".join([*lines, 'interface = "lo"', ""]))
     waits = dedent("""\
         import os, time
-        print('in', flush=True)
+        print('entered', flush=True)
         while not os.path.exists(flag):
             time.sleep(0.01)
         rank""")
@@ -535,7 +535,7 @@ def test_a_job_of_the_notebook_that_is_requeued_is_waited_for_and_the_cell_goes_
         with Notebook(tmp_path, {"SLURM_JOB_ID": job}) as book:
             book.ok(f"%load_ext jupyter_distrib\nflag = {str(tmp_path / 'flag')!r}")
             book.start(f"%%distributed --ranks 2 --max-restarts 1 --wait 200\n{waits}")
-            book.until("in", 60)
+            book.until("entered", 60)
             preempt(bed)
             assert wait_until(lambda: bed.output("squeue", "-h", f"-j{job}", "-o%T").strip() == "PENDING", 30)
             with pytest.raises(PoolError, match=rf"job {job}, which SLURM_JOB_ID names, is queued in Slurm.*--wait S"):

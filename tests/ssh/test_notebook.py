@@ -170,10 +170,10 @@ def test_an_interrupt_stops_ranks_of_all_hosts_in_a_collective(book: Notebook) -
             import time, torch, torch.distributed as dist
             mine = rank
             dist.barrier()
-            print('in', flush=True)
+            print('entered', flush=True)
             time.sleep(100) if rank == 2 else dist.all_reduce(torch.ones(1))""")
     )
-    book.until("in")
+    book.until("entered")
     book.interrupt()
     outcome = book.finish()
     assert outcome.ename == "KeyboardInterrupt", outcome.text

@@ -53,8 +53,8 @@ def coordinator() -> int:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             if "jupyter_distrib.pools.command" in process.cmdline():
-                found[pid] = process.ppid()
-    return max(pid for pid, parent in found.items() if parent not in found)
+                found[pid] = process.ppid(), process.create_time()
+    return max((began_s, pid) for pid, (parent, began_s) in found.items() if parent not in found)[1]
 
 
 def kill(pids: Iterable[int]) -> None:
